@@ -1,0 +1,170 @@
+"""Configuration → objects. The only module that sees both."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from graphpo_agent.config import (
+    AgentMode,
+    EmbedderConfig,
+    EncoderEmbedderConfig,
+    GraphPOMethod,
+    GrpoMethod,
+    KeyState,
+    MethodConfig,
+    RunConfig,
+    SamplingConfig,
+    SegmentMode,
+    SftConfig,
+    StateConfig,
+    SummaryState,
+    TextState,
+    TreeMethod,
+)
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.graph.credit import CreditOptions
+from graphpo_agent.graph.equivalence import MergeOptions
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.grpo import Grpo
+from graphpo_agent.methods.method import Method
+from graphpo_agent.methods.tree import tree
+from graphpo_agent.protocols import Embedder, Expander, StateDescriber
+from graphpo_agent.rollout.agent import TurnExpander
+from graphpo_agent.rollout.dialects import SearchR1Dialect
+from graphpo_agent.rollout.embed import HashingEmbedder
+from graphpo_agent.rollout.grow import Grower
+from graphpo_agent.rollout.segment import SegmentExpander
+from graphpo_agent.rollout.summarize import KeyDescriber, PolicySummary, TextDescriber
+from graphpo_agent.types import SamplingParams
+
+__all__ = [
+    "build_engine",
+    "build_expander",
+    "build_grower",
+    "build_method",
+    "build_sampling",
+    "build_sft_engine",
+]
+
+
+def build_method(config: MethodConfig) -> Method:
+    """The method of a run."""
+    if isinstance(config, GrpoMethod):
+        return Grpo(config.group_size, config.normalize)
+    credit = CreditOptions(
+        pool_weight=config.pool_weight if isinstance(config, GraphPOMethod) else 0.0,
+        efficiency_weight=config.efficiency_weight,
+        efficiency_combine=config.efficiency_combine,
+        singleton=config.singleton,
+        backup=config.backup,
+        normalize=config.normalize,
+        trajectory_weight=config.trajectory_weight,
+    )
+    if isinstance(config, TreeMethod):
+        return tree(config.schedule, credit, config.objective, config.max_tokens)
+    merging = MergeOptions(
+        threshold=config.merge_threshold,
+        merge_terminals=config.merge_terminals,
+        max_layer_gap=config.max_layer_gap,
+        guard=config.guard,
+    )
+    return GraphPO(
+        schedule=config.schedule,
+        merging=merging,
+        reallocate=config.reallocate,
+        credit=credit,
+        objective=config.objective,
+        max_tokens=config.max_tokens,
+    )
+
+
+def build_sampling(config: SamplingConfig) -> SamplingParams:
+    """How training rollouts draw tokens."""
+    return SamplingParams(config.temperature, config.top_p)
+
+
+def build_grower(config: RunConfig) -> Grower:
+    """What grows the graphs of a run: its mode, state description and verifier."""
+    return Grower(
+        expander=build_expander(config.mode),
+        reward_fn=_named(config.reward),
+        describer=_describer(config.state),
+        embedder=None if isinstance(config.state, KeyState) else _embedder(config.state.embedder),
+        truncated=config.truncated,
+    )
+
+
+def build_expander(mode: SegmentMode | AgentMode) -> Expander:
+    """Segment mode or agent mode."""
+    if isinstance(mode, SegmentMode):
+        return SegmentExpander(
+            segment_length=mode.segment_length,
+            max_response_tokens=mode.max_response_tokens,
+            delimiter=mode.delimiter,
+            prompt_template=mode.prompt_template,
+            system_prompt=mode.system_prompt,
+        )
+    return TurnExpander(
+        dialect=SearchR1Dialect(mode.prompt_template),
+        tools={name: _constructed(spec) for name, spec in mode.tools.items()},
+        max_turns=mode.max_turns,
+        max_turn_tokens=mode.max_turn_tokens,
+        max_observation_tokens=mode.max_observation_tokens,
+        max_response_tokens=mode.max_response_tokens,
+    )
+
+
+def _describer(state: StateConfig) -> StateDescriber:
+    if isinstance(state, KeyState):
+        return KeyDescriber(_named(state.function))
+    if isinstance(state, SummaryState):
+        return PolicySummary(max_summary_tokens=state.max_summary_tokens)
+    assert isinstance(state, TextState)
+    return TextDescriber(state.max_characters)
+
+
+def _embedder(config: EmbedderConfig) -> Embedder:
+    if isinstance(config, EncoderEmbedderConfig):
+        from graphpo_agent.rollout.encoder import EncoderEmbedder
+
+        return EncoderEmbedder(
+            config.path,
+            pooling=config.pooling,
+            prefix=config.prefix,
+            max_tokens=config.max_tokens,
+            batch_size=config.batch_size,
+        )
+    return HashingEmbedder(config.dimension)
+
+
+def _named(path: str) -> Callable[..., Any]:
+    """What ``module:name`` means.
+
+    Raises:
+        ConfigError: there is no such module or name.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module_name), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError(f"cannot find {path!r} (module:name): {error}") from None
+
+
+def _constructed(spec: Mapping[str, Any]) -> Any:
+    """Build ``{"class": "module:Class", **arguments}``, nested ones first.
+
+    Raises:
+        ConfigError: the class does not exist or does not take these arguments.
+    """
+    arguments = {
+        name: _constructed(value) if isinstance(value, dict) and "class" in value else value
+        for name, value in spec.items()
+        if name != "class"
+    }
+    make = _named(spec["class"])
+    try:
+        return make(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{spec['class']}: {error}") from None

@@ -1,0 +1,199 @@
+"""The command line: parses, then imports what the verb needs.
+
+Exit status: 0 done, 2 a mistake that one line on stderr explains, 130 interrupted.
+"""
+
+import argparse
+import errno
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from graphpo_agent.errors import GraphPOError
+from graphpo_agent.methods import METHODS
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A usage mistake is one line, like every other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except GraphPOError as error:
+        return _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        return _fail(f"{error.strerror}{where}; what was complete before is still there")
+    except KeyboardInterrupt:
+        _fail("interrupted")
+        return 130
+
+
+def _fail(message: str) -> int:
+    print(f"graphpo: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="graphpo", description=__doc__.splitlines()[0] if __doc__ else None)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, help: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=help, description=help)
+
+    _train_arguments(verb("train", "train a policy as a configuration says"))
+    _sft_arguments(verb("sft", "warm-start a policy on demonstrations"))
+    _rollout_arguments(verb("rollout", "grow graphs with a policy and write them"))
+    _eval_arguments(verb("eval", "measure held-out accuracy of a policy"))
+    _score_arguments(verb("score", "credit the graphs of a file with a method"))
+    _report_arguments(verb("report", "write report.html of a run directory again"))
+    _data_arguments(verb("data", "generate the toy worlds"))
+    doctor = verb("doctor", "say what is installed, which device is used and what is missing")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", help="a YAML file, see configs/")
+    parser.add_argument("overrides", nargs="*", help="dotted overrides: train.steps=5 …")
+    parser.add_argument("--resume", metavar="RUN", help="continue a run directory")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, then stop")
+    parser.set_defaults(run=_train)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import train
+
+    return train(options.config, options.overrides, options.resume, options.dry_run)
+
+
+def _sft_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*")
+    parser.set_defaults(run=_sft)
+
+
+def _sft(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import sft
+
+    return sft(options.config, options.overrides)
+
+
+def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's train file")
+    parser.add_argument("--count", type=int, default=8, help="how many tasks (8)")
+    parser.add_argument("--out", required=True, metavar="FILE", help="graphpo.graph/1 lines")
+    parser.set_defaults(run=_rollout)
+
+
+def _rollout(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import rollout
+
+    return rollout(options.config, options.overrides, options.tasks, options.count, options.out)
+
+
+def _eval_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--tasks", metavar="FILE", help="instead of the held-out file")
+    parser.add_argument("--samples", type=int, default=1, help="trajectories per task (1)")
+    parser.add_argument("--greedy", action="store_true", help="temperature 0")
+    parser.add_argument("--out", metavar="FILE", help="one JSON line per trajectory")
+    parser.set_defaults(run=_eval)
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import evaluate_policy
+
+    return evaluate_policy(
+        options.config,
+        options.overrides,
+        options.tasks,
+        options.samples,
+        options.greedy,
+        options.out,
+    )
+
+
+def _score_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", help="graphpo.graph/1 lines")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--method", required=True, choices=METHODS)
+    parser.add_argument("--merge", choices=["similarity", "none"], default="similarity")
+    parser.add_argument("--merge-threshold", type=float, default=0.92)
+    parser.add_argument(
+        "--merge-terminals", choices=["same_reward", "never"], default="same_reward"
+    )
+    parser.add_argument("--max-layer-gap", type=_gap, default=None, metavar="N|none")
+    parser.add_argument("--guard", choices=["numbers", "none"], default="none")
+    parser.add_argument("--keep-classes", action="store_true")
+    parser.add_argument("--pool-weight", type=float, default=0.7)
+    parser.add_argument("--efficiency-weight", type=float, default=0.2)
+    parser.add_argument("--efficiency-combine", choices=["mean", "sum"], default="mean")
+    parser.add_argument("--singleton", choices=["zero", "inherit"], default="zero")
+    parser.add_argument("--backup", choices=["leaf", "mean", "class"], default="leaf")
+    parser.add_argument("--normalize", choices=["std", "none", "rms"], default="std")
+    parser.add_argument("--trajectory-weight", type=float, default=0.0)
+    parser.set_defaults(run=_score)
+
+
+def _gap(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def _score(options: argparse.Namespace) -> int:
+    from graphpo_agent.methods.score import ScoreOptions, score_file
+
+    fields = {name: vars(options)[name] for name in ScoreOptions.__slots__}
+    score_file(options.input, options.out, options.method, ScoreOptions(**fields))
+    return 0
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_directory", metavar="RUN")
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import report
+
+    return report(options.run_directory)
+
+
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    toy = kinds.add_parser(
+        "toy", help="a generated world: tasks, demonstrations, corpus, untrained policy"
+    )
+    toy.add_argument("world", choices=["kb", "reach"])
+    toy.add_argument("output", help="the directory that receives it")
+    toy.add_argument("knobs", nargs="*", help="difficulty and sizes: hops=1 seed=3 …")
+    toy.set_defaults(run=_data_toy)
+
+
+def _data_toy(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import make_toy
+
+    return make_toy(options.world, options.output, options.knobs)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from graphpo_agent.doctor import doctor
+
+    return doctor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What each verb does, in terms of the package. The command line only parses."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from graphpo_agent.build import (
+    build_engine,
+    build_grower,
+    build_method,
+    build_sampling,
+    build_sft_engine,
+)
+from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
+from graphpo_agent.data.tasks import load_demonstrations, load_tasks
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.evals.heldout import Evaluation, evaluate
+from graphpo_agent.graph.equivalence import find_classes
+from graphpo_agent.graph.jsonl import graph_to_json
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.method import Credit
+from graphpo_agent.report.console import RunConsole
+from graphpo_agent.report.html import write_report
+from graphpo_agent.report.metrics import rollout_metrics
+from graphpo_agent.report.run_dir import RunDirectory, command_line, write_atomically
+from graphpo_agent.rollout.grow import Rollout
+from graphpo_agent.sft import save_model, warm_start
+from graphpo_agent.train import prepare
+from graphpo_agent.train import train as train_policy
+from graphpo_agent.types import SamplingParams
+
+__all__ = ["evaluate_policy", "make_toy", "report", "rollout", "sft", "train"]
+
+
+def train(
+    config_path: str | None, overrides: Sequence[str], resume: str | None, dry_run: bool
+) -> int:
+    """``graphpo train``."""
+    if (config_path is None) == (resume is None):
+        raise ConfigError("train takes a configuration file or --resume RUN, one of them")
+    if resume is not None:
+        run = RunDirectory.existing(Path(resume))
+        config = load_config(RunConfig, run.config_path, overrides)
+    else:
+        config = load_config(RunConfig, str(config_path), overrides)
+    build_method(config.method)
+    if dry_run:
+        print(dump_config(config), end="")
+        return 0
+    _set_threads(config.threads)
+    setup = prepare(config)
+    if resume is None:
+        run = RunDirectory.create(
+            Path(config.output), dump_config(config), config.seed, command_line()
+        )
+    else:
+        run = RunDirectory.existing(Path(resume))
+    console = RunConsole()
+    console.start(config.train.steps, [f"{config.method.name} → {run.path}"])
+    try:
+        result = train_policy(config, setup, run, console, resume is not None)
+    finally:
+        console.close()
+    page = _write_report(run.path, config)
+    if result.before is not None and result.after is not None:
+        print(
+            f"held-out accuracy {result.before.accuracy:.1%} → {result.after.accuracy:.1%} "
+            f"({result.after.num_trajectories} trajectories at the training temperature)"
+        )
+    print(f"report: {page}")
+    return 0
+
+
+def sft(config_path: str, overrides: Sequence[str]) -> int:
+    """``graphpo sft``."""
+    config = load_config(SftConfig, config_path, overrides)
+    _set_threads(config.threads)
+    demonstrations = load_demonstrations(config.demonstrations)
+    engine = build_sft_engine(config)
+
+    def show(step: int, metrics: dict[str, float]) -> None:
+        if step == 1 or step % 50 == 0 or step == config.steps:
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            print(f"step {step}/{config.steps}  {shown}", flush=True)
+
+    warm_start(engine, demonstrations, config.steps, config.batch_size, config.seed, show)
+    save_model(engine, Path(config.output))
+    print(f"warm-started policy: {config.output}")
+    return 0
+
+
+def rollout(
+    config_path: str, overrides: Sequence[str], tasks_path: str | None, count: int, out: str
+) -> int:
+    """``graphpo rollout``: grow graphs without training and write them."""
+    config = load_config(RunConfig, config_path, overrides)
+    _set_threads(config.threads)
+    tasks = load_tasks(tasks_path or config.tasks.train)[:count]
+    grower, method, engine = build_grower(config), build_method(config.method), build_engine(config)
+    rollouts = grower.grow(
+        engine.policy, tasks, method, build_sampling(config.sampling), (config.seed, "rollout")
+    )
+    lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]
+    write_atomically(Path(out), "\n".join(lines) + "\n")
+    for name, value in rollout_metrics(rollouts).items():
+        print(f"{name:28} {value:.4g}")
+    print(f"graphs: {out}")
+    return 0
+
+
+def evaluate_policy(
+    config_path: str,
+    overrides: Sequence[str],
+    tasks_path: str | None,
+    samples: int,
+    greedy: bool,
+    out: str | None,
+) -> int:
+    """``graphpo eval``: accuracy of one policy on the held-out tasks."""
+    config = load_config(RunConfig, config_path, overrides)
+    _set_threads(config.threads)
+    path = tasks_path or config.tasks.heldout
+    if path is None:
+        raise ConfigError("there are no held-out tasks: set tasks.heldout or give --tasks FILE")
+    tasks = load_tasks(path)
+    grower, engine = build_grower(config), build_engine(config)
+    sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
+    evaluation, rollouts = evaluate(grower, engine.policy, tasks, samples, sampling, config.seed)
+    if out is not None:
+        write_atomically(Path(out), "".join(_transcript_lines(rollouts)))
+    print(
+        f"accuracy {evaluation.accuracy:.1%} ± {1.96 * evaluation.standard_error:.1%} "
+        f"(95 % over {len(tasks)} tasks, {evaluation.num_trajectories} trajectories)"
+    )
+    print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
+    return 0
+
+
+def report(run_directory: str) -> int:
+    """``graphpo report``: write the page of a run again."""
+    run = RunDirectory.existing(Path(run_directory))
+    config = load_config(RunConfig, run.config_path)
+    print(f"report: {_write_report(run.path, config)}")
+    return 0
+
+
+def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
+    """One line per trajectory: what ``graphpo grade`` reads, with the verifier's reward beside."""
+    for rollout in rollouts:
+        for leaf in rollout.graph.terminals.tolist():
+            state = rollout.states[leaf]
+            row = {
+                "id": f"{rollout.task.id}/{leaf}",
+                "prompt": rollout.task.question,
+                "response": state.response,
+                "answer": state.answer,
+                "gold": list(rollout.task.answers),
+                "reward": float(rollout.graph.reward[leaf]),
+            }
+            yield json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _write_report(run_path: Path, config: RunConfig) -> Path:
+    method = build_method(config.method)
+
+    def credit_of(graph: RolloutGraph) -> Credit:
+        classes = find_classes(graph, method.merging)
+        return method.assign_credit([graph], [classes])[0]
+
+    return write_report(run_path, credit_of)
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)

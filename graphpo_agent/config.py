@@ -1,0 +1,367 @@
+"""What a run is: pydantic models that refuse unknown keys, and the YAML file they are read from.
+
+A leaf of the package: no torch, no file but the configuration itself. ``load_config`` reads a file,
+applies dotted overrides (``method.merge_threshold=0.9``) and reports any mistake as one line that
+names the file, the key and what is allowed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from graphpo_agent.errors import ConfigError
+
+__all__ = [
+    "AgentMode",
+    "GraphPOMethod",
+    "GrpoMethod",
+    "ModelConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "SegmentMode",
+    "SftConfig",
+    "StateConfig",
+    "TrainConfig",
+    "TreeMethod",
+    "UpdateConfig",
+    "dump_config",
+    "load_config",
+]
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
+
+
+def _names_a_class(value: dict[str, Any]) -> dict[str, Any]:
+    name = value.get("class")
+    if not isinstance(name, str) or name.count(":") != 1:
+        raise ValueError("needs the key 'class' with module:Class, e.g. tools.search:SearchTool")
+    return value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Strict):
+    """The policy's weights."""
+
+    path: str
+    """A Hugging Face directory or hub name."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    device: str = "auto"
+    """``auto`` is the GPU where there is one, else the CPU."""
+
+
+class TasksConfig(_Strict):
+    """Task files (JSON lines: id, question, answers, metadata)."""
+
+    train: str
+    heldout: str | None = None
+
+
+class SegmentMode(_Strict):
+    """Reasoning: an edge is a segment of sampled tokens."""
+
+    kind: Literal["segment"]
+    segment_length: Positive
+    max_response_tokens: Positive
+    delimiter: str | None = None
+    """When set, a segment goes on to the first delimiter at or after ``segment_length`` tokens."""
+    prompt_template: str = "{question}"
+    system_prompt: str | None = None
+
+
+ObjectConfig = Annotated[dict[str, Any], AfterValidator(_names_a_class)]
+"""``{"class": "module:Class", **arguments}``; an argument may be such a mapping itself."""
+
+
+class AgentMode(_Strict):
+    """Agentic search: an edge is a ReAct turn, the tool's observation included."""
+
+    kind: Literal["agent"]
+    dialect: Literal["search_r1"] = "search_r1"
+    tools: Annotated[dict[str, ObjectConfig], Field(min_length=1)]
+    """By the name that the dialect's action gives, e.g. ``search``."""
+    max_turns: Positive
+    max_turn_tokens: Positive
+    max_observation_tokens: Positive = 500
+    max_response_tokens: Positive
+    prompt_template: str | None = None
+    """Replaces the dialect's own instruction; must hold ``{question}``."""
+
+
+class HashingEmbedderConfig(_Strict):
+    """Hashed character n-grams: finds near-exact duplicates only."""
+
+    kind: Literal["hashing"]
+    dimension: Positive = 1024
+
+
+class EncoderEmbedderConfig(_Strict):
+    """A sentence encoder through transformers."""
+
+    kind: Literal["encoder"]
+    path: str
+    pooling: Literal["mean", "cls", "last"] = "mean"
+    prefix: str = ""
+    max_tokens: Positive = 512
+    batch_size: Positive = 32
+
+
+EmbedderConfig = Annotated[
+    HashingEmbedderConfig | EncoderEmbedderConfig, Field(discriminator="kind")
+]
+
+
+class KeyState(_Strict):
+    """The environment knows its state: a function of the path gives the canonical key."""
+
+    kind: Literal["key"]
+    function: str = "graphpo_agent.rollout.summarize:documents_key"
+    """``module:function`` from a ``PathState`` to a string or None."""
+
+
+class SummaryState(_Strict):
+    """The policy summarises its path (paper, section 3.2); an encoder embeds the summary."""
+
+    kind: Literal["policy_summary"]
+    embedder: EmbedderConfig
+    max_summary_tokens: Positive = 128
+
+
+class TextState(_Strict):
+    """The end of the path's own text is embedded; cheap, for near-duplicates."""
+
+    kind: Literal["text"]
+    embedder: EmbedderConfig
+    max_characters: Positive = 200
+
+
+StateConfig = Annotated[KeyState | SummaryState | TextState, Field(discriminator="kind")]
+
+
+class SamplingConfig(_Strict):
+    """How training rollouts draw tokens."""
+
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class _GraphMethod(_Strict):
+    schedule: Schedule
+    """b_h per layer; layers beyond it continue with 1."""
+    max_tokens: Positive | None = None
+    """Policy tokens per prompt after which no further layer is grown."""
+    efficiency_weight: NonNegative = 0.2
+    efficiency_combine: Literal["mean", "sum"] = "mean"
+    singleton: Literal["zero", "inherit"] = "zero"
+    backup: Literal["leaf", "mean", "class"] = "leaf"
+    normalize: Literal["std", "none", "rms"] = "std"
+    trajectory_weight: NonNegative = 0.0
+    objective: Literal["joint", "separate"] = "joint"
+
+
+class GraphPOMethod(_GraphMethod):
+    """GraphPO."""
+
+    name: Literal["graphpo"]
+    merge_threshold: Annotated[float, Field(gt=0, le=1)] = 0.92
+    merge_terminals: Literal["same_reward", "never"] = "same_reward"
+    max_layer_gap: Annotated[int, Field(ge=0)] | None = None
+    guard: Literal["numbers", "none"] = "none"
+    pool_weight: Fraction = 0.7
+    reallocate: Literal["novel", "uncertain", "none"] = "novel"
+
+
+class TreeMethod(_GraphMethod):
+    """GraphPO without merging."""
+
+    name: Literal["tree"]
+
+
+class GrpoMethod(_Strict):
+    """GRPO: independent trajectories, one advantage each."""
+
+    name: Literal["grpo"]
+    group_size: Annotated[int, Field(ge=2)]
+    normalize: Literal["std", "none"] = "std"
+
+
+MethodConfig = Annotated[GraphPOMethod | TreeMethod | GrpoMethod, Field(discriminator="name")]
+
+
+class UpdateConfig(_Strict):
+    """The PPO update (Algorithm 1, stage 4) and its optimiser."""
+
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    weight_decay: NonNegative = 0.01
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    minibatch_graphs: Positive
+    epochs: Positive = 1
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    kl_coefficient: NonNegative = 0.0
+    entropy_coefficient: NonNegative = 0.0
+    loss_aggregation: Literal["edge_mean", "token_mean"] = "edge_mean"
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    max_tokens_per_batch: Positive = 16384
+    """Tokens in one forward pass; bounds memory."""
+
+
+class TrainConfig(_Strict):
+    """How long, how much per step, and what is written when."""
+
+    prompts_per_step: Positive
+    steps: Positive | None = None
+    token_budget: Positive | None = None
+    """Policy tokens generated in training after which the run ends."""
+    max_resample: Annotated[int, Field(ge=0)] = 2
+    """Rounds of other prompts drawn in place of graphs without any advantage."""
+    eval_every: Positive = 10
+    eval_tasks: Positive = 200
+    eval_samples: Positive = 1
+    checkpoint_every: Positive = 1
+    keep_checkpoints: Positive = 2
+
+    @model_validator(mode="after")
+    def _ends(self) -> "TrainConfig":
+        if self.steps is None and self.token_budget is None:
+            raise ValueError("needs steps, token_budget or both, or the run would never end")
+        return self
+
+
+class RunConfig(_Strict):
+    """Everything ``graphpo train``, ``rollout`` and ``eval`` need."""
+
+    output: str
+    """The run directory."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    threads: Positive | None = None
+    """CPU threads for torch; None leaves torch's own choice."""
+    model: ModelConfig
+    tasks: TasksConfig
+    mode: Annotated[SegmentMode | AgentMode, Field(discriminator="kind")]
+    state: StateConfig
+    reward: str
+    """``module:function`` of a verifier (Task, Outcome) -> number in [0, 1]."""
+    method: MethodConfig
+    sampling: SamplingConfig = SamplingConfig()
+    truncated: Literal["terminal", "early_stopped"] = "terminal"
+    """What a path is that reaches its length or turn limit: judged by the verifier, or unscored."""
+    update: UpdateConfig
+    train: TrainConfig
+
+
+class SftConfig(_Strict):
+    """Everything ``graphpo sft`` needs."""
+
+    output: str
+    """The directory that receives the warm-started model."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    threads: Positive | None = None
+    model: ModelConfig
+    demonstrations: str
+    steps: Positive
+    batch_size: Positive
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    final_learning_rate: NonNegative = 0.0
+    """Reached linearly at the last step."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    weight_decay: NonNegative = 0.01
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_tokens_per_batch: Positive = 16384
+
+
+ConfigT = TypeVar("ConfigT", RunConfig, SftConfig)
+
+
+def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] = ()) -> ConfigT:
+    """Read a YAML configuration and apply dotted overrides.
+
+    Args:
+        kind: ``RunConfig`` or ``SftConfig``.
+        path: the file.
+        overrides: ``a.b=value`` each; the value is YAML, e.g. ``method.schedule=[6,2]``.
+
+    Raises:
+        ConfigError: one line naming the file or override, the key, and what is wrong.
+    """
+    data = _read_yaml(Path(path))
+    for override in overrides:
+        _apply_override(data, override)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_problem(error, data)}") from None
+
+
+def dump_config(config: BaseModel) -> str:
+    """The resolved configuration as YAML that ``load_config`` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a configuration is a mapping of keys, this is not")
+    return data
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: write key.subkey=value")
+    *parents, last = key.split(".")
+    node = data
+    for name in parents:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r}: {name!r} holds a value, not more keys")
+        node = child
+    try:
+        node[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not YAML") from None
+
+
+def _first_problem(error: ValidationError, data: Any) -> str:
+    problems = error.errors()
+    first: Mapping[str, Any] = problems[0]
+    where = ".".join(_keys(first["loc"], data))
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown key"
+    elif first["type"] == "missing":
+        message = "is missing"
+    elif where:
+        message = f"{message} (got {first['input']!r})"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {message}{more}" if where else f"{message}{more}"
+
+
+def _keys(location: Sequence[str | int], data: Any) -> Iterator[str]:
+    """A problem's location as the user wrote it: pydantic adds the tag of a union's choice."""
+    for part in location:
+        if isinstance(data, dict) and part in (data.get("kind"), data.get("name")):
+            continue
+        yield str(part)
+        if isinstance(data, dict):
+            data = data.get(part)

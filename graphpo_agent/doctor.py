@@ -1,0 +1,55 @@
+"""``graphpo doctor``: what is installed, which device is used, what is missing and its mend."""
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["doctor"]
+
+_REQUIRED = {
+    "torch": "the local engine",
+    "transformers": "models and tokenizers",
+    "tokenizers": "tokenizers",
+    "numpy": "the graph core",
+    "bm25s": "BM25 retrieval",
+    "matplotlib": "figures",
+}
+
+
+def doctor() -> int:
+    """Print the findings; 0 when everything required is there, else 2."""
+    table = Table(title="graphpo doctor", title_justify="left")
+    table.add_column("what")
+    table.add_column("found")
+    table.add_column("needed for")
+    missing: list[str] = []
+    for package, purpose in _REQUIRED.items():
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found = "missing"
+            missing.append(package)
+        table.add_row(package, found, purpose)
+    table.add_row("python", platform.python_version(), "3.11 or newer")
+    table.add_row("CPUs", str(os.cpu_count()), "sampling and updates without a GPU")
+    table.add_row("device", "unknown" if "torch" in missing else _device(), "the policy")
+    free = shutil.disk_usage(".").free / 2**30
+    table.add_row("free disk here", f"{free:.1f} GiB", "checkpoints")
+    Console().print(table)
+    for package in missing:
+        print(f"mend: {sys.executable} -m pip install -c constraints.txt {package}")
+    return 2 if missing else 0
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        return f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB"
+    return "CPU"

@@ -1,0 +1,53 @@
+"""The error vocabulary: one class per border that a mistake can cross.
+
+Every class here is a *user's* mistake or the outside world's: the command line prints it as one
+line on stderr and exits with status 2. A bug is any other exception, and it crashes.
+"""
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "GraphError",
+    "GraphPOError",
+    "MissingDependencyError",
+    "ModelError",
+    "RewardError",
+    "RunError",
+    "ToolError",
+]
+
+
+class GraphPOError(Exception):
+    """What went wrong, where, and how to mend it, in one line."""
+
+
+class ConfigError(GraphPOError):
+    """A configuration file or override that cannot be used."""
+
+
+class DataError(GraphPOError):
+    """A task, demonstration or corpus file with a row that cannot be used (file, line, field)."""
+
+
+class GraphError(GraphPOError):
+    """A graph file or an in-memory graph that breaks the schema ``graphpo.graph/1``."""
+
+
+class ModelError(GraphPOError):
+    """A model directory that is missing, incomplete or does not fit its tokenizer."""
+
+
+class RewardError(GraphPOError):
+    """A reward function that returned something else than a number in [0, 1]."""
+
+
+class RunError(GraphPOError):
+    """A run directory that cannot be written, resumed or reported on."""
+
+
+class ToolError(GraphPOError):
+    """A tool or retriever that is misconfigured or unreachable; a failed call is data instead."""
+
+
+class MissingDependencyError(GraphPOError):
+    """An optional package is not installed; the message holds the command that installs it."""

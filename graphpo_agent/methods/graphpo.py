@@ -1,0 +1,73 @@
+"""GraphPO (paper, sections 3.2 to 3.4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpo_agent.graph.budget import Allocation, allocate, branching_at
+from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit, graph_credits
+from graphpo_agent.graph.equivalence import MergeOptions
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.method import Credit
+
+__all__ = ["GraphPO"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPO:
+    """Grows by schedule, merges equivalent states, credits with the dual-group advantage."""
+
+    schedule: tuple[int, ...] = (2, 5, 4, 2, 2)
+    merging: MergeOptions = field(default_factory=MergeOptions)
+    reallocate: Literal["novel", "uncertain", "none"] = "novel"
+    credit: CreditOptions = field(default_factory=CreditOptions)
+    objective: Literal["joint", "separate"] = "joint"
+    max_tokens: int | None = None
+    name: str = "graphpo"
+    needs_states: bool = True
+
+    def allocate(
+        self,
+        graph: RolloutGraph,
+        classes: NDArray[np.int64],
+        active: NDArray[np.int64],
+        layer: int,
+        carried: int,
+    ) -> Allocation:
+        """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
+        uncertain = self.reallocate == "uncertain"
+        return allocate(
+            graph,
+            classes,
+            active,
+            branching_at(self.schedule, layer),
+            carried,
+            options=self.merging,
+            reallocate=self.reallocate,
+            scores=graph_credit(graph, classes, self.credit).score if uncertain else None,
+        )
+
+    def assign_credit(
+        self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]
+    ) -> list[Credit]:
+        """Algorithm 1, stages 2 and 3."""
+        return [self._credit(credit) for credit in graph_credits(graphs, classes, self.credit)]
+
+    def _credit(self, credit: GraphCredit) -> Credit:
+        terms = [credit.advantage]
+        if self.objective == "separate":
+            efficiency = self.credit.efficiency_weight * credit.efficiency_advantage
+            terms = [credit.advantage - efficiency, efficiency]
+        columns = {
+            "correct": credit.correct,
+            "total": credit.total,
+            "score": credit.score,
+            "step_reward": credit.step_reward,
+            "correctness_advantage": credit.correctness_advantage,
+            "efficiency_advantage": credit.efficiency_advantage,
+            "advantage": credit.advantage,
+        }
+        return Credit(credit.classes, np.stack(terms), columns)

@@ -1,0 +1,27 @@
+"""The tree baseline: GraphPO on the same schedule with nothing merged."""
+
+from typing import Literal
+
+from graphpo_agent.graph.credit import CreditOptions
+from graphpo_agent.graph.equivalence import MergeOptions
+from graphpo_agent.methods.graphpo import GraphPO
+
+__all__ = ["tree"]
+
+
+def tree(
+    schedule: tuple[int, ...] = (2, 5, 4, 2, 2),
+    credit: CreditOptions | None = None,
+    objective: Literal["joint", "separate"] = "joint",
+    max_tokens: int | None = None,
+) -> GraphPO:
+    """GraphPO with ``merge: none``: every class has one member, so nothing is pooled or saved."""
+    return GraphPO(
+        schedule=schedule,
+        merging=MergeOptions(merge="none"),
+        reallocate="none",
+        credit=credit or CreditOptions(),
+        objective=objective,
+        max_tokens=max_tokens,
+        name="tree",
+    )

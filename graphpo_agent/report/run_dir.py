@@ -1,0 +1,197 @@
+"""The run directory: what a run leaves behind, written so that a crash loses nothing before it.
+
+``config.yaml`` (resolved), ``manifest.json``, ``metrics.jsonl``, ``graphs.jsonl``,
+``checkpoints/step-000010/`` and ``report.html``.
+"""
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+from graphpo_agent.errors import RunError
+
+__all__ = ["Progress", "RunDirectory", "command_line", "write_atomically"]
+
+_PACKAGES = ("graphpo-agent", "torch", "transformers", "tokenizers", "numpy", "bm25s")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands after a step; what a checkpoint needs beside weights and optimiser."""
+
+    step: int = 0
+    tasks_drawn: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+
+
+class RunDirectory:
+    """Paths and writers of one run.
+
+    Raises:
+        RunError: the directory cannot be created, already holds a run, or holds none to resume.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+        self.graphs_path = path / "graphs.jsonl"
+        self.config_path = path / "config.yaml"
+        self.checkpoints_path = path / "checkpoints"
+
+    @classmethod
+    def create(
+        cls, path: Path, config_yaml: str, seed: int, command: Sequence[str]
+    ) -> "RunDirectory":
+        """Start a run: the resolved configuration and the manifest are written first."""
+        run = cls(path)
+        if run.config_path.exists():
+            raise RunError(
+                f"{path} already holds a run: continue it with --resume {path}, or set output=…"
+            )
+        try:
+            run.checkpoints_path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create run directory {path}: {error.strerror}") from None
+        write_atomically(run.path / "manifest.json", json.dumps(_manifest(seed, command), indent=2))
+        run.metrics_path.touch()
+        run.graphs_path.touch()
+        write_atomically(run.config_path, config_yaml)
+        return run
+
+    @classmethod
+    def existing(cls, path: Path) -> "RunDirectory":
+        """A run that was started before."""
+        run = cls(path)
+        if not run.config_path.is_file():
+            raise RunError(f"{path} holds no run (config.yaml is missing)")
+        return run
+
+    def log_metrics(self, row: Mapping[str, float]) -> None:
+        """Append one step's metrics; values that are not finite are left out."""
+        finite = {name: value for name, value in row.items() if math.isfinite(value)}
+        _append(self.metrics_path, json.dumps(finite))
+
+    def log_graph(self, line: str) -> None:
+        """Append one graph (``graphpo.graph/1``)."""
+        _append(self.graphs_path, line)
+
+    def save_checkpoint(self, progress: Progress, keep: int, save: Callable[[Path], None]) -> None:
+        """Write a checkpoint whole or not at all, then delete all but the ``keep`` newest.
+
+        Args:
+            progress: where the run stands.
+            keep: checkpoints to keep.
+            save: writes weights and optimiser state into a directory.
+        """
+        final = self.checkpoints_path / f"step-{progress.step:06d}"
+        partial = self.checkpoints_path / f".partial-{progress.step:06d}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            save(partial)
+            state = asdict(progress) | {
+                "metrics_bytes": self.metrics_path.stat().st_size,
+                "graphs_bytes": self.graphs_path.stat().st_size,
+            }
+            write_atomically(partial / "progress.json", json.dumps(state))
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(old)
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(self.checkpoints_path.glob("step-*"))
+
+    def latest_checkpoint(self) -> Path:
+        """The newest complete checkpoint."""
+        checkpoints = self.checkpoints()
+        if not checkpoints:
+            raise RunError(f"{self.path} has no checkpoint to resume from")
+        return checkpoints[-1]
+
+    def rewind(self, checkpoint: Path) -> Progress:
+        """Cut the logs back to where a checkpoint was written, and say where that was."""
+        path = checkpoint / "progress.json"
+        try:
+            state = json.loads(path.read_text())
+            os.truncate(self.metrics_path, state.pop("metrics_bytes"))
+            os.truncate(self.graphs_path, state.pop("graphs_bytes"))
+            return Progress(**state)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _append(path: Path, line: str) -> None:
+    size = path.stat().st_size
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError:
+        os.truncate(path, size)
+        raise
+
+
+def _manifest(seed: int, command: Sequence[str]) -> dict[str, object]:
+    return {
+        "command": list(command),
+        "seed": seed,
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "cpus": os.cpu_count(),
+        },
+        "git_commit": _git_commit(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree this package runs from; None outside a git checkout."""
+    root = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def command_line() -> list[str]:
+    """How this process was called."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

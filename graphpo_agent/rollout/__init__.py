@@ -1,0 +1,1 @@
+"""How graphs are grown: the layer loop and the two modes."""

@@ -1,0 +1,61 @@
+"""Warm-starting a policy on demonstrations, with the engine that trains it later."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from graphpo_agent.errors import RunError
+from graphpo_agent.protocols import Engine
+from graphpo_agent.types import Demonstration
+
+__all__ = ["save_model", "warm_start"]
+
+
+def warm_start(
+    engine: Engine,
+    demonstrations: Sequence[Demonstration],
+    steps: int,
+    batch_size: int,
+    seed: int,
+    show: Callable[[int, dict[str, float]], None],
+) -> dict[str, float]:
+    """``steps`` supervised updates on batches drawn epoch by epoch; returns the last metrics.
+
+    Args:
+        engine: learns through ``imitate``.
+        demonstrations: at least one.
+        steps: updates.
+        batch_size: demonstrations per update.
+        seed: of the order in which they are met.
+        show: told the step (from 1) and its metrics.
+    """
+    rng = np.random.default_rng(seed)
+    order: list[int] = []
+    metrics: dict[str, float] = {}
+    for step in range(1, steps + 1):
+        while len(order) < batch_size:
+            order += rng.permutation(len(demonstrations)).tolist()
+        batch, order = order[:batch_size], order[batch_size:]
+        metrics = engine.imitate([demonstrations[i] for i in batch])
+        show(step, metrics)
+    return metrics
+
+
+def save_model(engine: Engine, output: Path) -> None:
+    """Write the policy in the Hugging Face layout, replacing a model that lay there before.
+
+    Raises:
+        RunError: ``output`` is something else than a model directory.
+    """
+    if output.exists() and not (output / "config.json").is_file():
+        raise RunError(f"{output} exists and is no model directory: set another output")
+    partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        engine.save_model(partial)
+        shutil.rmtree(output, ignore_errors=True)
+        partial.rename(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

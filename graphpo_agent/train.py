@@ -1,0 +1,172 @@
+"""The whole run on one page: grow graphs, credit them, update, log, evaluate, checkpoint."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphpo_agent.build import build_engine, build_grower, build_method, build_sampling
+from graphpo_agent.config import RunConfig
+from graphpo_agent.data.stream import TaskStream
+from graphpo_agent.data.tasks import load_tasks
+from graphpo_agent.evals.heldout import Evaluation, evaluate
+from graphpo_agent.graph.jsonl import graph_to_json
+from graphpo_agent.graph.samples import to_sample
+from graphpo_agent.methods.method import Credit, Method
+from graphpo_agent.protocols import Engine
+from graphpo_agent.report.console import RunConsole
+from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
+from graphpo_agent.report.run_dir import Progress, RunDirectory
+from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.types import SamplingParams, Task
+
+__all__ = ["Setup", "TrainResult", "prepare", "train"]
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything a run is made of, loaded and checked before anything is written."""
+
+    engine: Engine
+    grower: Grower
+    method: Method
+    sampling: SamplingParams
+    tasks: Sequence[Task]
+    heldout: Sequence[Task]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """Held-out accuracy of the policy as it came and as it left; None without held-out tasks."""
+
+    before: Evaluation | None
+    after: Evaluation | None
+    progress: Progress
+
+
+def prepare(config: RunConfig) -> Setup:
+    """Load data, model and tools of a run."""
+    heldout = load_tasks(config.tasks.heldout) if config.tasks.heldout else []
+    return Setup(
+        tasks=load_tasks(config.tasks.train),
+        heldout=heldout[: config.train.eval_tasks],
+        grower=build_grower(config),
+        method=build_method(config.method),
+        sampling=build_sampling(config.sampling),
+        engine=build_engine(config),
+    )
+
+
+def train(
+    config: RunConfig, setup: Setup, run: RunDirectory, console: RunConsole, resume: bool
+) -> TrainResult:
+    """Train until the step or token limit.
+
+    Args:
+        config: the run.
+        setup: from ``prepare``.
+        run: where everything is written.
+        console: where progress is shown.
+        resume: continue from the newest checkpoint, bit for bit.
+    """
+    engine, heldout = setup.engine, setup.heldout
+
+    def held_out(how: SamplingParams, samples: int) -> Evaluation:
+        return evaluate(setup.grower, engine.policy, heldout, samples, how, config.seed)[0]
+
+    progress = Progress()
+    if resume:
+        checkpoint = run.latest_checkpoint()
+        engine.load_checkpoint(checkpoint)
+        progress = run.rewind(checkpoint)
+    started = time.monotonic() - progress.seconds
+    stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
+    before = held_out(setup.sampling, config.train.eval_samples) if heldout and not resume else None
+    if before is not None:
+        row = {"step": 0, "progress": 0.0} | _evaluated(before, held_out(GREEDY, 1))
+        run.log_metrics(row)
+        console.step(row)
+
+    after = before
+    while (fraction := _progress(config, progress)) < 1.0:
+        step = progress.step + 1
+        began = time.monotonic()
+        rollouts, signal = _collect(config, setup, stream, step)
+        grown = time.monotonic()
+        samples = [to_sample(rollout.graph, credit.advantages) for rollout, credit in signal]
+        updated = engine.update(samples, step) if samples else {}
+        ended = time.monotonic()
+
+        generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
+        progress = Progress(
+            step, stream.position, progress.generated_tokens + generated, ended - started
+        )
+        fraction = _progress(config, progress)
+        row = {"step": step, "progress": fraction} | rollout_metrics(rollouts)
+        row |= credit_metrics([credit for _, credit in signal]) if signal else {}
+        row |= updated
+        row["tokens/total"] = progress.generated_tokens
+        row["tokens/per_second"] = generated / (ended - began)
+        row |= {"time/rollout": grown - began, "time/update": ended - grown}
+        if heldout and (step % config.train.eval_every == 0 or fraction >= 1.0):
+            after = held_out(setup.sampling, config.train.eval_samples)
+            row |= _evaluated(after, held_out(GREEDY, 1) if fraction >= 1.0 else None)
+            row["time/eval"] = time.monotonic() - ended
+        row["time/seconds"] = time.monotonic() - started
+        run.log_metrics(row)
+        if signal:
+            rollout, credit = max(signal, key=lambda pair: pair[0].graph.num_nodes)
+            run.log_graph(graph_to_json(rollout.graph, credit.classes))
+        if step % config.train.checkpoint_every == 0 or fraction >= 1.0:
+            run.save_checkpoint(progress, config.train.keep_checkpoints, engine.save_checkpoint)
+        console.step(row)
+    return TrainResult(before, after, progress)
+
+
+def _collect(
+    config: RunConfig,
+    setup: Setup,
+    stream: TaskStream,
+    step: int,
+) -> tuple[list[Rollout], list[tuple[Rollout, Credit]]]:
+    """Grow until enough graphs have an advantage somewhere, or ``max_resample`` rounds are over.
+
+    Returns:
+        Everything that was grown, and the graphs with signal beside their credit.
+    """
+    wanted = config.train.prompts_per_step
+    grown: list[Rollout] = []
+    signal: list[tuple[Rollout, Credit]] = []
+    for _ in range(config.train.max_resample + 1):
+        seen = frozenset(rollout.task.id for rollout in grown)
+        tasks = stream.draw(wanted - len(signal), seen)
+        rollouts = setup.grower.grow(
+            setup.engine.policy, tasks, setup.method, setup.sampling, (config.seed, step)
+        )
+        credits = setup.method.assign_credit(
+            [rollout.graph for rollout in rollouts], [rollout.classes for rollout in rollouts]
+        )
+        grown += rollouts
+        signal += [pair for pair in zip(rollouts, credits, strict=True) if pair[1].has_signal]
+        if len(signal) == wanted:
+            break
+    return grown, signal
+
+
+def _progress(config: RunConfig, progress: Progress) -> float:
+    """Share of the run that is done, by steps or by tokens, whichever ends it first."""
+    by_steps = progress.step / config.train.steps if config.train.steps else 0.0
+    budget = config.train.token_budget
+    by_tokens = progress.generated_tokens / budget if budget else 0.0
+    return max(by_steps, by_tokens)
+
+
+def _evaluated(sampled: Evaluation, greedy: Evaluation | None) -> dict[str, float]:
+    row = {
+        "eval/accuracy": sampled.accuracy,
+        "eval/standard_error": sampled.standard_error,
+        "eval/response_tokens": sampled.response_tokens,
+        "eval/turns": sampled.turns,
+    }
+    return row if greedy is None else row | {"eval/greedy_accuracy": greedy.accuracy}

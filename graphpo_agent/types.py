@@ -1,0 +1,228 @@
+"""The records that cross module borders. Standard library only.
+
+Example of one agent-mode edge, ``Step``::
+
+    token_ids  = (12, 40, 41, 13, 90, 91, 92)   # "<search> karo venn </search>" + the observation
+    loss_mask  = (1, 1, 1, 1, 0, 0, 0)          # 1: sampled by the policy, 0: the environment's
+    logprobs   = (-0.1, -1.2, -0.3, -0.0, nan, nan, nan)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+__all__ = [
+    "Completion",
+    "Context",
+    "Demonstration",
+    "Document",
+    "FinishReason",
+    "Message",
+    "Outcome",
+    "PathState",
+    "SampleRequest",
+    "SamplingParams",
+    "StateDescription",
+    "Step",
+    "StepStatus",
+    "Task",
+    "ToolResult",
+]
+
+Message = Mapping[str, str]
+"""One chat message: ``{"role": "user", "content": "..."}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem to be solved.
+
+    Example::
+
+        Task(id="kb-1f0c", question="mentor of Karo Venn ...", answers=("1987",))
+    """
+
+    id: str
+    """Unique over all data of a run; derived from the content where the source has none."""
+    question: str
+    answers: tuple[str, ...]
+    """The accepted answers; empty where the reward needs none."""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One solved task to imitate: a prompt and the pieces that follow it.
+
+    Each piece is tokenised on its own, as it is in a rollout, so that supervised and sampled
+    token ids agree. ``pieces`` are ``(text, trained)``; untrained pieces are observations.
+    A trained last piece is followed by the end-of-sequence token when ``ends`` is true.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    pieces: tuple[tuple[str, bool], ...]
+    ends: bool = True
+
+
+class Context(Protocol):
+    """A token prefix that a policy can continue. Opaque; made and understood by one policy only."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the start of the prompt to here."""
+        ...
+
+
+FinishReason = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. ``temperature`` 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One continuation to sample.
+
+    ``seed`` alone decides the random numbers of this continuation, whatever else is in the batch.
+    ``stop`` are strings: sampling ends with the first token after which the sampled text holds one
+    of them, at or after ``min_new_tokens`` (the text before that many tokens cannot stop it).
+    """
+
+    context: Context
+    seed: int
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    min_new_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one request returned. The end-of-sequence token, when sampled, is the last id.
+
+    ``logprobs[i]`` is the natural-log probability of ``token_ids[i]`` under the sampling
+    temperature (before top-p truncation); with temperature 0 that of temperature 1.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    context: Context
+    """The prefix after these tokens."""
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a verifier sees of a finished trajectory: the policy's own words only."""
+
+    response: str
+    """Every text the policy generated on this path, observations left out."""
+    answer: str | None = None
+    """The final answer, where the mode marks one (agent mode); None: unanswered or unmarked."""
+    num_turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateDescription:
+    """What two nodes are compared by. ``key``: the canonical state; ``text``: to be embedded."""
+
+    key: str | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PathState:
+    """Where one path has got to: enough to continue it, to describe it and to judge it.
+
+    Immutable: siblings share it. ``memory`` belongs to the mode (segment mode: None; agent mode:
+    the documents and actions so far).
+    """
+
+    task: Task
+    context: Context
+    depth: int
+    prompt_ids: tuple[int, ...]
+    """The rendered prompt."""
+    response: str
+    """Every text the policy generated on this path, observations left out."""
+    answer: str | None
+    memory: Any = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_ids)
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens after the prompt, observations included."""
+        return self.context.num_tokens - self.prompt_tokens
+
+
+StepStatus = Literal[
+    "ok", "answered", "invalid_action", "tool_error", "out_of_length", "out_of_turns"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One new edge and the state it reaches. Lengths of the three token fields agree."""
+
+    state: PathState
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    """1: sampled by the policy; 0: observation."""
+    logprobs: tuple[float, ...]
+    """NaN on observation tokens."""
+    terminal: bool
+    status: StepStatus
+    tool_calls: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.loss_mask) == len(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One retrieved document; ``contents`` as in Search-R1: a quoted title, then the text."""
+
+    id: str
+    contents: str
+    score: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The first line, its surrounding double quotes kept as in Search-R1."""
+        return self.contents.split("\n", 1)[0]
+
+    @property
+    def text(self) -> str:
+        """All but the first line."""
+        return self.contents.split("\n", 1)[1] if "\n" in self.contents else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool call returned: the ``text`` an agent reads.
+
+    A failed call is data, not an exception; ``error`` says why it failed.
+    """
+
+    text: str
+    documents: tuple[Document, ...] = ()
+    error: str | None = None
+
+
+def check_lengths(**fields: Sequence[Any]) -> None:
+    """Raise ValueError unless all sequences have the same length."""
+    lengths = {name: len(value) for name, value in fields.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"lengths disagree: {lengths}")

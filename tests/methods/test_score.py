@@ -1,0 +1,188 @@
+"""``graphpo score``: files in, files out, through the command line."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphpo_agent.cli import main
+
+# Two first steps reach the same state "a" by paths of length 1 and 2:
+#
+#        0 ── 1[a] ── 3 R=1        class {1, 4} pools: own counts (1, 2) and (1, 1)
+#        │     └───── 5 R=0
+#        └─ 2 ── 4[a] ── 6 R=1
+GRAPH = {
+    "schema": "graphpo.graph/1",
+    "id": "g",
+    "nodes": [
+        {"id": 0, "parent": None, "key": "start", "terminal": False},
+        {"id": 1, "parent": 0, "key": "a", "terminal": False, "num_tokens": 4},
+        {"id": 2, "parent": 0, "key": "b", "terminal": False, "num_tokens": 4},
+        {"id": 3, "parent": 1, "key": "right", "terminal": True, "reward": 1.0},
+        {"id": 4, "parent": 2, "key": "a", "terminal": False, "num_tokens": 4},
+        {"id": 5, "parent": 1, "key": "wrong", "terminal": True, "reward": 0.0},
+        {"id": 6, "parent": 4, "key": "other", "terminal": True, "reward": 1.0},
+    ],
+}
+
+
+def score(tmp_path: Path, *flags: str, lines: list[Any] | None = None) -> list[dict[str, Any]]:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n\n".join(json.dumps(line) for line in lines or [GRAPH]) + "\n")
+    assert main(["score", str(source), "--out", str(out), *flags]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def column(scored: dict[str, Any], name: str) -> dict[int, Any]:
+    return {node["id"]: node.get(name) for node in scored["nodes"]}
+
+
+def test_graphpo_by_hand(tmp_path: Path) -> None:
+    (scored,) = score(tmp_path, "--method", "graphpo")
+    assert scored["method"] == "graphpo" and scored["id"] == "g"
+    assert column(scored, "class") == {0: 0, 1: 1, 2: 2, 3: 3, 4: 1, 5: 5, 6: 6}
+    assert column(scored, "correct")[1] == 1 and column(scored, "total")[1] == 2
+    s = column(scored, "score")
+    assert s[1] == pytest.approx((1 + 0.7 * 1) / (2 + 0.7 * 1))
+    assert s[4] == pytest.approx((1 + 0.7 * 1) / (1 + 0.7 * 2))
+    assert s[0] == pytest.approx(2 / 3) and s[2] == 1.0
+    # No embeddings: edges between unequal keys have similarity 0.
+    r = column(scored, "step_reward")
+    assert r[3] == pytest.approx(1 - s[1]) and r[5] == pytest.approx(-s[1])
+    # One group leaves {1, 4}: edges 3, 5, 6.
+    group = [1 - s[1], -s[1], 1 - s[4]]
+    mean = sum(group) / 3
+    std = math.sqrt(sum((x - mean) ** 2 for x in group) / 2)
+    a = column(scored, "correctness_advantage")
+    for node, x in zip((3, 5, 6), group, strict=True):
+        assert a[node] == pytest.approx((x - mean) / (std + 1e-6))
+    # Paths of length 1 and 2 from the root: ±S̄·0.5/(std(1, 2) + 1e-6), the whole on every edge.
+    gate = (s[1] + s[4]) / 2
+    e = column(scored, "efficiency_advantage")
+    expected = gate * 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert e[1] == pytest.approx(expected)
+    assert e[2] == e[4] == pytest.approx(-expected)
+    for node in range(1, 7):
+        assert column(scored, "advantage")[node] == pytest.approx(a[node] + 0.2 * e[node])
+    assert [t["leaf"] for t in scored["trajectories"]] == [3, 5, 6]
+    assert [t["edges"] for t in scored["trajectories"]] == [[1, 3], [1, 5], [2, 4, 6]]
+    assert "advantage" not in scored["nodes"][0] and "score" in scored["nodes"][0]
+
+
+def test_tree_is_graphpo_without_merging(tmp_path: Path) -> None:
+    (scored,) = score(tmp_path, "--method", "tree")
+    (unmerged,) = score(tmp_path, "--method", "graphpo", "--merge", "none")
+    assert scored["nodes"] == unmerged["nodes"]
+    assert column(scored, "score")[1] == 0.5
+    assert set(column(scored, "efficiency_advantage").values()) == {None, 0.0}
+
+
+def test_grpo_repeats_a_trajectory_s_advantage_on_its_edges(tmp_path: Path) -> None:
+    (scored,) = score(tmp_path, "--method", "grpo")
+    std = math.sqrt(((1 / 3) ** 2 * 2 + (2 / 3) ** 2) / 2)
+    right, wrong = (1 / 3) / (std + 1e-6), (-2 / 3) / (std + 1e-6)
+    got = [t["advantages"] for t in scored["trajectories"]]
+    assert got == [
+        pytest.approx([right] * 2),
+        pytest.approx([wrong] * 2),
+        pytest.approx([right] * 3),
+    ]
+    assert all(set(node) == {"id", "class"} for node in scored["nodes"])
+    (centred,) = score(tmp_path, "--method", "grpo", "--normalize", "none")
+    assert centred["trajectories"][1]["advantages"] == pytest.approx([-2 / 3] * 2)
+
+
+def test_classes_of_the_file_are_kept_when_asked_for(tmp_path: Path) -> None:
+    nodes = [dict(node, **{"class": node["id"]}) for node in GRAPH["nodes"]]
+    nodes[6]["class"] = 3
+    lines = [dict(GRAPH, nodes=nodes)]
+    (kept,) = score(tmp_path, "--method", "graphpo", "--keep-classes", lines=lines)
+    assert column(kept, "class") == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 3}
+    (computed,) = score(tmp_path, "--method", "graphpo", lines=lines)
+    assert column(computed, "class")[4] == 1
+
+
+def test_ids_may_be_any_distinct_numbers_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+    names = {0: 70, 1: 5, 2: 99, 3: 2, 4: 8, 5: 1, 6: 30}
+    nodes = [
+        dict(node, id=names[node["id"]], parent=names.get(node["parent"]))
+        for node in GRAPH["nodes"]
+    ]
+    renamed, plain = score(
+        tmp_path, "--method", "graphpo", lines=[dict(GRAPH, id="renamed", nodes=nodes), GRAPH]
+    )
+    assert column(renamed, "score") == {names[v]: s for v, s in column(plain, "score").items()}
+    assert renamed["trajectories"][2]["edges"] == [99, 8, 30]
+    assert column(renamed, "class")[8] == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--merge-threshold", "0"], "threshold"),
+        (["--merge-threshold", "1.2"], "threshold"),
+        (["--merge-threshold", "nan"], "threshold"),
+        (["--pool-weight", "2"], "pool_weight"),
+        (["--efficiency-weight", "-1"], "efficiency_weight"),
+        (["--efficiency-weight", "inf"], "efficiency_weight"),
+        (["--trajectory-weight", "nan"], "trajectory_weight"),
+        (["--max-layer-gap", "-1"], "max_layer_gap"),
+        (["--max-layer-gap", "x"], "--max-layer-gap"),
+        (["--backup", "sideways"], "--backup"),
+        (["--no-such-flag"], "--no-such-flag"),
+    ],
+)
+def test_a_bad_option_is_one_line_status_2_and_no_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(GRAPH))
+    out.write_text("precious")
+    status = exit_status(["score", str(source), "--out", str(out), "--method", "graphpo", *flags])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.count("\n") == 1 and says in error
+    assert out.read_text() == "precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_malformed_line_leaves_the_old_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bad = dict(GRAPH, id="h", nodes=[*GRAPH["nodes"], {"id": 7, "parent": 3, "terminal": False}])
+    source.write_text(json.dumps(GRAPH) + "\n" + json.dumps(bad) + "\n")
+    out.write_text("precious")
+    assert exit_status(["score", str(source), "--out", str(out), "--method", "tree"]) == 2
+    error = capsys.readouterr().err
+    assert f"{source}:2" in error and error.count("\n") == 1
+    assert out.read_text() == "precious"
+
+
+def test_a_missing_file_and_an_unwritable_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "nowhere" / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    assert exit_status(["score", str(source), "--out", str(out), "--method", "tree"]) == 2
+    source.write_text(json.dumps(GRAPH))
+    assert exit_status(["score", str(source), "--out", str(out), "--method", "tree"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_grpo_refuses_what_it_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(GRAPH))
+    arguments = ["score", str(source), "--out", str(tmp_path / "o"), "--method", "grpo"]
+    assert exit_status([*arguments, "--normalize", "rms"]) == 2
+    assert "rms" in capsys.readouterr().err
+
+
+def exit_status(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)

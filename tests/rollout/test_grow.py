@@ -1,0 +1,213 @@
+"""The layer loop over a world without a model: a walk on the numbers, one token a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphpo_agent.errors import RewardError
+from graphpo_agent.graph.equivalence import MergeOptions
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.grpo import Grpo
+from graphpo_agent.methods.tree import tree
+from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.summarize import KeyDescriber
+from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
+
+GOAL = 3
+
+
+@dataclass(frozen=True)
+class Position:
+    """A context that is a number of tokens only."""
+
+    num_tokens: int
+
+
+class NoPolicy:
+    """The walk needs no model; the grower only asks its policy to forget."""
+
+    released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Walk:
+    """Steps of +1 or -1 drawn from the seed; ends at GOAL or after ``max_layers`` steps."""
+
+    def __init__(self, max_layers: int = 6, observed: int = 2) -> None:
+        self.max_layers = max_layers
+        self.observed = observed
+        self.seeds: list[int] = []
+
+    def start(self, policy: Any, task: Task) -> PathState:
+        return PathState(task, Position(3), 0, (1, 2, 3), "", None, memory=0)
+
+    def expand(
+        self, policy: Any, states: Sequence[PathState], seeds: Sequence[int], sampling: Any
+    ) -> list[Step]:
+        self.seeds += seeds
+        return [self._step(state, seed) for state, seed in zip(states, seeds, strict=True)]
+
+    def _step(self, state: PathState, seed: int) -> Step:
+        at = state.memory + (1 if np.random.default_rng(seed).random() < 0.6 else -1)
+        ended = at == GOAL
+        cut = not ended and state.depth + 1 == self.max_layers
+        length = 1 + self.observed
+        after = replace(
+            state,
+            context=Position(state.context.num_tokens + length),
+            depth=state.depth + 1,
+            memory=at,
+        )
+        return Step(
+            state=after,
+            token_ids=(10 + at,) + (9,) * self.observed,
+            loss_mask=(1,) + (0,) * self.observed,
+            logprobs=(-0.5,) + (float("nan"),) * self.observed,
+            terminal=ended or cut,
+            status="answered" if ended else "out_of_turns" if cut else "ok",
+            tool_calls=1,
+        )
+
+
+def at_goal(task: Task, outcome: Outcome) -> float:
+    return 1.0 if outcome.num_turns <= 5 else 0.25
+
+
+def tasks(count: int) -> list[Task]:
+    return [Task(f"walk-{i}", "walk to 3", ()) for i in range(count)]
+
+
+def grower(expander: Walk | None = None, **settings: Any) -> Grower:
+    describer = KeyDescriber(lambda state: str(state.memory))
+    return Grower(expander or Walk(), at_goal, describer=describer, **settings)
+
+
+def grow(method: Any, count: int = 4, one: Grower | None = None, seed: int = 0) -> list[Rollout]:
+    return (one or grower()).grow(
+        NoPolicy(), tasks(count), method, SamplingParams(), (seed, "step")
+    )  # type: ignore[arg-type]
+
+
+def children(rollout: Rollout) -> np.ndarray:
+    return np.bincount(rollout.graph.parent[1:], minlength=rollout.graph.num_nodes)
+
+
+def test_a_tree_gives_every_active_node_the_schedule_and_then_one() -> None:
+    for rollout in grow(tree((3, 2))):
+        graph = rollout.graph
+        wanted = np.select([graph.depth == 0, graph.depth == 1], [3, 2], 1)
+        assert np.array_equal(children(rollout), np.where(graph.terminal, 0, wanted))
+
+
+def test_grpo_grows_independent_chains() -> None:
+    for rollout in grow(Grpo(group_size=5)):
+        counts = children(rollout)
+        assert counts[0] == 5
+        assert set(counts[1:].tolist()) <= {0, 1}
+        assert len(rollout.graph.terminals) == 5
+        assert np.array_equal(rollout.classes, np.arange(rollout.graph.num_nodes))
+
+
+def test_equal_states_merge_and_the_redundant_give_up_half_their_budget() -> None:
+    rollouts = grow(GraphPO(schedule=(6, 4, 2)))
+    for rollout in rollouts:
+        graph, classes = rollout.graph, rollout.classes
+        first = np.flatnonzero(graph.depth == 1)
+        # Positions +1 and -1 are the only states after one step: at most two classes.
+        assert len(set(classes[first].tolist())) == len({graph.keys[v] for v in first})
+        redundant = first[classes[first] != first]
+        assert np.all(children(rollout)[redundant] == 2)
+        assert children(rollout)[first].max() <= 8
+    assert sum(r.ledger.saved for r in rollouts) >= sum(r.ledger.reallocated for r in rollouts) > 0
+
+
+def test_a_graph_does_not_depend_on_what_else_is_in_the_batch() -> None:
+    method = GraphPO(schedule=(4, 2, 2))
+    together = {rollout.task.id: rollout for rollout in grow(method, 4)}
+    one = grower()
+    alone = one.grow(NoPolicy(), tasks(4)[2:3], method, SamplingParams(), (0, "step"))[0]  # type: ignore[arg-type]
+    same = together["walk-2"]
+    assert np.array_equal(alone.graph.parent, same.graph.parent)
+    assert alone.graph.keys == same.graph.keys
+    assert not np.array_equal(alone.graph.token_ids, together["walk-1"].graph.token_ids)
+
+
+def test_every_continuation_has_a_seed_of_its_own_and_another_step_has_others() -> None:
+    first, second = Walk(), Walk()
+    grow(Grpo(4), one=grower(first))
+    grow(Grpo(4), one=grower(second), seed=1)
+    assert len(set(first.seeds)) == len(first.seeds)
+    assert not set(first.seeds) & set(second.seeds)
+
+
+def test_the_token_cap_stops_the_next_layer_and_leaves_paths_early_stopped() -> None:
+    rollout = grow(GraphPO(schedule=(4, 2, 2, 2), max_tokens=10), count=1)[0]
+    graph = rollout.graph
+    assert rollout.ledger.generated_tokens >= 10
+    before_last = np.count_nonzero((graph.depth < graph.depth.max()) & (graph.depth > 0))
+    assert before_last < 10
+    open_leaves = ~graph.terminal & (children(rollout) == 0)
+    assert open_leaves.any()
+    assert np.isnan(graph.reward[open_leaves]).all()
+
+
+def test_a_path_at_its_limit_is_judged_or_left_unscored_as_set() -> None:
+    judged = grow(Grpo(8), one=grower(Walk(max_layers=3)))
+    stopped = grow(Grpo(8), one=grower(Walk(max_layers=3), truncated="early_stopped"))
+    for a, b in zip(judged, stopped, strict=True):
+        cut = np.array([status == "out_of_turns" for status in a.statuses])
+        assert cut.any()
+        assert a.graph.terminal[cut].all() and not b.graph.terminal[cut].any()
+        assert np.isnan(b.graph.reward[cut]).all()
+
+
+def test_the_ledger_is_the_sum_of_the_edges() -> None:
+    for rollout in grow(GraphPO(schedule=(4, 2))):
+        graph, ledger = rollout.graph, rollout.ledger
+        assert ledger.generated_tokens == graph.num_edges == graph.num_trained.sum()
+        assert ledger.tool_calls == graph.num_edges
+        goes_on = np.count_nonzero(~graph.terminal[1:])
+        assert ledger.prefilled_tokens == 3 + 2 * goes_on
+
+
+def test_states_are_not_described_where_no_method_looks() -> None:
+    class Refuses:
+        def describe(self, policy: Any, states: Any) -> Any:
+            raise AssertionError("described")
+
+        def take_summary_tokens(self) -> list[int]:
+            raise AssertionError("described")
+
+    one = Grower(Walk(), at_goal, describer=Refuses())
+    assert all(key is None for r in grow(Grpo(3), one=one) for key in r.graph.keys)
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan"), float("inf")])
+def test_a_reward_outside_the_unit_interval_names_the_task(value: float) -> None:
+    one = Grower(Walk(), lambda task, outcome: value)
+    with pytest.raises(RewardError, match=r"task walk-0: .* outside \[0, 1\]"):
+        grow(Grpo(2), one=one)
+
+
+def test_contexts_are_released_once_the_rollout_is_over() -> None:
+    policy = NoPolicy()
+    grower().grow(policy, tasks(2), Grpo(2), SamplingParams(), (0,))  # type: ignore[arg-type]
+    assert policy.released == 1
+
+
+def test_max_layer_gap_and_the_rest_of_merging_reach_the_loop() -> None:
+    free = grow(GraphPO(schedule=(6, 2, 2, 1, 1)), count=8)
+    gap = MergeOptions(max_layer_gap=0)
+    tight = grow(GraphPO(schedule=(6, 2, 2, 1, 1), merging=gap), count=8)
+
+    def crosses(rollout: Rollout) -> bool:
+        depth = rollout.graph.depth
+        return bool(np.any(depth[rollout.classes] != depth))
+
+    assert any(crosses(rollout) for rollout in free)
+    assert not any(crosses(rollout) for rollout in tight)

@@ -1,0 +1,94 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
+from graphpo_agent.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+KB = ROOT / "configs/toy/kb.yaml"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("method.merge_treshold=0.9", "method.merge_treshold: unknown key"),
+        ("method.merge_threshold=0", "method.merge_threshold: Input should be greater"),
+        ("method.merge_threshold=1.01", "less than or equal to 1 (got 1.01)"),
+        ("method.merge_threshold=.nan", "method.merge_threshold"),
+        ("method.schedule=[6,0,1]", "method.schedule.1: Input should be greater"),
+        ("method.schedule=[]", "method.schedule"),
+        ("method.pool_weight=-0.1", "method.pool_weight"),
+        ("method.efficiency_weight=.inf", "method.efficiency_weight"),
+        ("method.name=nonesuch", "method: Input tag 'nonesuch'"),
+        ("train.steps=null", "train: needs steps, token_budget or both"),
+        ("train.prompts_per_step=0", "train.prompts_per_step"),
+        ("mode.max_turns=two", "mode.max_turns"),
+        ("mode.tools.search.class=tools.search", "needs the key 'class' with module:Class"),
+        ("seed=-1", "seed"),
+        ("train=5", "train: "),
+        ("update.clip_low=1.5", "update.clip_low"),
+        ("sampling.temperature=0", "sampling.temperature"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_the_key(override: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, KB, [override])
+    message = str(caught.value)
+    assert says in message
+    assert message.startswith(str(KB))
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("override", ["train.steps", "=5", "output.deep=1", "seed=[1"])
+def test_a_malformed_override_names_itself(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, KB, [override])
+    assert repr(override) in str(caught.value)
+
+
+def test_overrides_replace_values_and_make_sections() -> None:
+    config = load_config(
+        RunConfig, KB, ["method.schedule=[3, 2]", "sampling.top_p=0.9", "train.token_budget=100_000"]
+    )
+    assert config.method.name == "graphpo"
+    assert config.method.schedule == (3, 2)
+    assert config.sampling.top_p == 0.9
+    assert config.train.token_budget == 100000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(None, "cannot read"), ("a: [", "not YAML"), ("- 1", "mapping"), ("\xff", "not UTF-8")],
+)
+def test_an_unusable_file_is_named(tmp_path: Path, text: str | None, says: str) -> None:
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_config(RunConfig, path)
+    assert str(path) in str(caught.value)
+
+
+def test_the_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    config = load_config(RunConfig, KB)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(RunConfig, path) == config
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_configuration_loads(path: Path) -> None:
+    load_config(SftConfig if path.stem.endswith("_sft") else RunConfig, path)
+
+
+def test_config_and_core_import_no_torch() -> None:
+    program = (
+        "import sys, graphpo_agent.config, graphpo_agent.graph.credit, graphpo_agent.graph.jsonl, "
+        "graphpo_agent.graph.equivalence, graphpo_agent.graph.samples, graphpo_agent.cli\n"
+        "print([m for m in ('torch', 'transformers', 'requests') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
