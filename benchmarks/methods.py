@@ -22,14 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from graphpo_agent.report.plots import Series, curve_with_band
+from graphpo_agent.report.plots import Curve, confidence_half_width, curve_with_band
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 GRAPHPO = [sys.executable, "-m", "graphpo_agent.cli"]
-T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
-"""Two-sided 95 % quantile of Student's t, by the number of seeds."""
-
 METHODS = {
     "graphpo": [],
     "tree": ["method={name: tree, schedule: SCHEDULE, singleton: inherit}"],
@@ -78,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=5, choices=T_975)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmark")
     options = parser.parse_args()
@@ -166,9 +163,7 @@ def call(arguments: Sequence[str]) -> None:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half-width of its 95 % confidence interval over seeds (Student's t)."""
     array = np.asarray(values, float)
-    if len(array) < 2:
-        return float(array.mean()), float("nan")
-    return float(array.mean()), T_975[len(array)] * float(array.std(ddof=1)) / len(array) ** 0.5
+    return float(array.mean()), float(confidence_half_width(array[:, None])[0])
 
 
 def curve_mean(run: Run) -> float:
@@ -186,8 +181,8 @@ def write_results(runs: Sequence[Run], worlds: Sequence[str], methods: Sequence[
     (RESULTS / "methods.json").write_text(json.dumps([raw(run) for run in runs], indent=1) + "\n")
     for world in worlds:
         grid = np.linspace(0, WORLDS[world].token_budget, 61)
-        series = [
-            Series(
+        curves = [
+            Curve(
                 method,
                 grid,
                 np.stack(
@@ -201,8 +196,8 @@ def write_results(runs: Sequence[Run], worlds: Sequence[str], methods: Sequence[
             for method in methods
         ]
         curve_with_band(
-            series,
             RESULTS / f"methods_{world}.svg",
+            curves,
             title=f"{world}: held-out accuracy",
             x_label="generated tokens",
             y_label="accuracy",

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
 from graphpo_agent.config import (
     AgentMode,
     EmbedderConfig,
@@ -12,6 +15,7 @@ from graphpo_agent.config import (
     GrpoMethod,
     KeyState,
     MethodConfig,
+    ModelConfig,
     RunConfig,
     SamplingConfig,
     SegmentMode,
@@ -20,9 +24,17 @@ from graphpo_agent.config import (
     SummaryState,
     TextState,
     TreeMethod,
+    UpdateConfig,
 )
 from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.options import (
+    ImitationOptions,
+    OptimizerOptions,
+    UpdateOptions,
+)
+from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
@@ -78,6 +90,59 @@ def build_method(config: MethodConfig) -> Method:
         objective=config.objective,
         max_tokens=config.max_tokens,
     )
+
+
+def build_engine(config: RunConfig) -> LocalEngine:
+    """The engine of a training run."""
+    update = config.update
+    updating = UpdateOptions(
+        learning_rate=update.learning_rate,
+        warmup_steps=update.warmup_steps,
+        minibatch_graphs=update.minibatch_graphs,
+        epochs=update.epochs,
+        objective=Objective(
+            clip_low=update.clip_low,
+            clip_high=update.clip_high,
+            kl=update.kl_coefficient,
+            entropy=update.entropy_coefficient,
+        ),
+        loss_aggregation=update.loss_aggregation,
+        old_logprobs=update.old_logprobs,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+    )
+    return LocalEngine(
+        _model(config.model),
+        HfTokenizer.load(config.model.path),
+        _optimizer_options(update),
+        updating=updating,
+    )
+
+
+def build_sft_engine(config: SftConfig) -> LocalEngine:
+    """The engine of a warm start."""
+    return LocalEngine(
+        _model(config.model),
+        HfTokenizer.load(config.model.path),
+        _optimizer_options(config),
+        imitation=ImitationOptions(config.learning_rate, config.steps, config.warmup_steps),
+    )
+
+
+def _optimizer_options(config: UpdateConfig | SftConfig) -> OptimizerOptions:
+    return OptimizerOptions(
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        max_tokens=config.max_tokens_per_batch,
+    )
+
+
+def _model(config: ModelConfig) -> PreTrainedModel:
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return load_model(config.path, getattr(torch, config.dtype), device)
 
 
 def build_sampling(config: SamplingConfig) -> SamplingParams:

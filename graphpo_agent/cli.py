@@ -184,9 +184,9 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _data_toy(options: argparse.Namespace) -> int:
-    from graphpo_agent.commands import make_toy
+    from graphpo_agent.commands import toy
 
-    return make_toy(options.world, options.output, options.knobs)
+    return toy(options.world, options.output, options.knobs)
 
 
 def _doctor(options: argparse.Namespace) -> int:

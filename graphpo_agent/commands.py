@@ -16,7 +16,7 @@ from graphpo_agent.build import (
 from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.evals.heldout import Evaluation, evaluate
+from graphpo_agent.evals.heldout import evaluate
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.graph.rollout_graph import RolloutGraph
@@ -26,12 +26,13 @@ from graphpo_agent.report.html import write_report
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.run_dir import RunDirectory, command_line, write_atomically
 from graphpo_agent.rollout.grow import Rollout
-from graphpo_agent.sft import save_model, warm_start
+from graphpo_agent.sft import save_model, warm_start, with_observations
+from graphpo_agent.toy import make_toy
 from graphpo_agent.train import prepare
 from graphpo_agent.train import train as train_policy
 from graphpo_agent.types import SamplingParams
 
-__all__ = ["evaluate_policy", "make_toy", "report", "rollout", "sft", "train"]
+__all__ = ["evaluate_policy", "report", "rollout", "sft", "toy", "train"]
 
 
 def train(
@@ -77,7 +78,9 @@ def sft(config_path: str, overrides: Sequence[str]) -> int:
     """``graphpo sft``."""
     config = load_config(SftConfig, config_path, overrides)
     _set_threads(config.threads)
-    demonstrations = load_demonstrations(config.demonstrations)
+    demonstrations = load_demonstrations(Path(config.demonstrations))
+    if config.observations:
+        demonstrations = [with_observations(each) for each in demonstrations]
     engine = build_sft_engine(config)
 
     def show(step: int, metrics: dict[str, float]) -> None:
@@ -97,7 +100,7 @@ def rollout(
     """``graphpo rollout``: grow graphs without training and write them."""
     config = load_config(RunConfig, config_path, overrides)
     _set_threads(config.threads)
-    tasks = load_tasks(tasks_path or config.tasks.train)[:count]
+    tasks = load_tasks(Path(tasks_path or config.tasks.train))[:count]
     grower, method, engine = build_grower(config), build_method(config.method), build_engine(config)
     rollouts = grower.grow(
         engine.policy, tasks, method, build_sampling(config.sampling), (config.seed, "rollout")
@@ -124,7 +127,7 @@ def evaluate_policy(
     path = tasks_path or config.tasks.heldout
     if path is None:
         raise ConfigError("there are no held-out tasks: set tasks.heldout or give --tasks FILE")
-    tasks = load_tasks(path)
+    tasks = load_tasks(Path(path))
     grower, engine = build_grower(config), build_engine(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
     evaluation, rollouts = evaluate(grower, engine.policy, tasks, samples, sampling, config.seed)
@@ -143,6 +146,13 @@ def report(run_directory: str) -> int:
     run = RunDirectory.existing(Path(run_directory))
     config = load_config(RunConfig, run.config_path)
     print(f"report: {_write_report(run.path, config)}")
+    return 0
+
+
+def toy(world: str, output: str, knobs: Sequence[str]) -> int:
+    """``graphpo data toy``."""
+    parameters = make_toy(world, Path(output), knobs)
+    print(f"{world} world and an untrained policy of {parameters:,} parameters: {output}")
     return 0
 
 
@@ -166,7 +176,9 @@ def _write_report(run_path: Path, config: RunConfig) -> Path:
     method = build_method(config.method)
 
     def credit_of(graph: RolloutGraph) -> Credit:
-        classes = find_classes(graph, method.merging)
+        classes = graph.given_classes
+        if classes is None:
+            classes = find_classes(graph, method.merging)
         return method.assign_credit([graph], [classes])[0]
 
     return write_report(run_path, credit_of)

@@ -212,8 +212,8 @@ class UpdateConfig(_Strict):
     entropy_coefficient: NonNegative = 0.0
     loss_aggregation: Literal["edge_mean", "token_mean"] = "edge_mean"
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    max_tokens_per_batch: Positive = 16384
-    """Tokens in one forward pass; bounds memory."""
+    max_tokens_per_batch: Positive = 4096
+    """Tokens in one forward pass; bounds memory. On a CPU more is slower."""
 
 
 class TrainConfig(_Strict):
@@ -269,16 +269,17 @@ class SftConfig(_Strict):
     threads: Positive | None = None
     model: ModelConfig
     demonstrations: str
+    observations: bool = False
+    """Learn the observations too: a model that starts from nothing learns to copy from them."""
     steps: Positive
     batch_size: Positive
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    """Highest; it falls linearly to 0 at the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    final_learning_rate: NonNegative = 0.0
-    """Reached linearly at the last step."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     weight_decay: NonNegative = 0.01
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    max_tokens_per_batch: Positive = 16384
+    max_tokens_per_batch: Positive = 4096
 
 
 ConfigT = TypeVar("ConfigT", RunConfig, SftConfig)

@@ -39,8 +39,15 @@ __all__ = [
 class Tokenizer(Protocol):
     """Text to token ids and back. Text never becomes a special token, whoever wrote it."""
 
-    eos_ids: frozenset[int]
-    vocab_size: int
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a response."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; special-token spellings inside it stay plain text."""
@@ -61,8 +68,15 @@ class Tokenizer(Protocol):
 class Policy(Protocol):
     """The model being trained, as a sampler that continues from any prefix it has seen."""
 
-    tokenizer: Tokenizer
-    max_context_tokens: int
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The policy's own."""
+        ...
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens a context may hold, prompt included."""
+        ...
 
     def open(self, token_ids: Sequence[int]) -> Context:
         """A context that holds a prompt; nothing is computed yet."""
@@ -90,7 +104,10 @@ class Policy(Protocol):
 class Engine(Protocol):
     """Owns the weights: samples with them, learns, saves and loads."""
 
-    policy: Policy
+    @property
+    def policy(self) -> Policy:
+        """The weights as a sampler."""
+        ...
 
     def update(self, samples: Sequence[Any], step: int) -> dict[str, float]:
         """One PPO update (algorithm.md stage 4) from ``TrainingSample``s; returns metrics."""

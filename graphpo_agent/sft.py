@@ -1,7 +1,7 @@
 """Warm-starting a policy on demonstrations, with the engine that trains it later."""
 
-import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from graphpo_agent.errors import RunError
 from graphpo_agent.protocols import Engine
 from graphpo_agent.types import Demonstration
 
-__all__ = ["save_model", "warm_start"]
+__all__ = ["save_model", "warm_start", "with_observations"]
 
 
 def warm_start(
@@ -43,6 +43,11 @@ def warm_start(
     return metrics
 
 
+def with_observations(demonstration: Demonstration) -> Demonstration:
+    """The demonstration with every piece trained, observations included."""
+    return replace(demonstration, pieces=tuple((text, True) for text, _ in demonstration.pieces))
+
+
 def save_model(engine: Engine, output: Path) -> None:
     """Write the policy in the Hugging Face layout, replacing a model that lay there before.
 
@@ -51,11 +56,4 @@ def save_model(engine: Engine, output: Path) -> None:
     """
     if output.exists() and not (output / "config.json").is_file():
         raise RunError(f"{output} exists and is no model directory: set another output")
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        engine.save_model(partial)
-        shutil.rmtree(output, ignore_errors=True)
-        partial.rename(output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    engine.save_model(output)

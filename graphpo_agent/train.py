@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from graphpo_agent.build import build_engine, build_grower, build_method, build_sampling
 from graphpo_agent.config import RunConfig
@@ -47,9 +48,9 @@ class TrainResult:
 
 def prepare(config: RunConfig) -> Setup:
     """Load data, model and tools of a run."""
-    heldout = load_tasks(config.tasks.heldout) if config.tasks.heldout else []
+    heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
     return Setup(
-        tasks=load_tasks(config.tasks.train),
+        tasks=load_tasks(Path(config.tasks.train)),
         heldout=heldout[: config.train.eval_tasks],
         grower=build_grower(config),
         method=build_method(config.method),
@@ -117,7 +118,8 @@ def train(
         run.log_metrics(row)
         if signal:
             rollout, credit = max(signal, key=lambda pair: pair[0].graph.num_nodes)
-            run.log_graph(graph_to_json(rollout.graph, credit.classes))
+            named = replace(rollout.graph, id=f"step-{step}/{rollout.task.id}")
+            run.log_graph(graph_to_json(named, credit.classes))
         if step % config.train.checkpoint_every == 0 or fraction >= 1.0:
             run.save_checkpoint(progress, config.train.keep_checkpoints, engine.save_checkpoint)
         console.step(row)

@@ -7,7 +7,7 @@ Example of one agent-mode edge, ``Step``::
     logprobs   = (-0.1, -1.2, -0.3, -0.0, nan, nan, nan)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -142,8 +142,8 @@ class StateDescription:
 class PathState:
     """Where one path has got to: enough to continue it, to describe it and to judge it.
 
-    Immutable: siblings share it. ``memory`` belongs to the mode (segment mode: None; agent mode:
-    the documents and actions so far).
+    Immutable: siblings share it. ``memory`` belongs to the mode (segment mode: the sampled ids;
+    agent mode: the documents and actions so far).
     """
 
     task: Task
@@ -221,7 +221,7 @@ class ToolResult:
     error: str | None = None
 
 
-def check_lengths(**fields: Sequence[Any]) -> None:
+def check_lengths(**fields: Sized) -> None:
     """Raise ValueError unless all sequences have the same length."""
     lengths = {name: len(value) for name, value in fields.items()}
     if len(set(lengths.values())) > 1:

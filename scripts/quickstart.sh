@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bash scripts/setup.sh
-export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+export OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 graphpo=.venv/bin/graphpo
 seed=${SEED:-0}
 world=worlds/kb-$seed

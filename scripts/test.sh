@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 all=false
 [ "${1:-}" = "--all" ] && all=true && shift
 bash scripts/setup.sh dev
-export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 if $all; then
     .venv/bin/ruff format --check .

@@ -90,12 +90,10 @@ class RunDirectory:
         Args:
             progress: where the run stands.
             keep: checkpoints to keep.
-            save: writes weights and optimiser state into a directory.
+            save: writes a directory with weights and optimiser state, whole or not at all.
         """
         final = self.checkpoints_path / f"step-{progress.step:06d}"
         partial = self.checkpoints_path / f".partial-{progress.step:06d}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         try:
             save(partial)
             state = asdict(progress) | {

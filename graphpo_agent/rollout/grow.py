@@ -240,13 +240,14 @@ class Grower:
             loss_mask=step.loss_mask,
             logprobs=step.logprobs,
             terminal=terminal,
-            reward=self._judge(step.state) if terminal else None,
+            reward=self.judge(step.state) if terminal else None,
             key=description.key,
             state=description.text,
             embedding=vector,
         )
 
-    def _judge(self, state: PathState) -> float:
+    def judge(self, state: PathState) -> float:
+        """The verifier's reward of a finished path; RewardError unless it is in [0, 1]."""
         outcome = Outcome(state.response, state.answer, num_turns=state.depth)
         reward = float(self.reward_fn(state.task, outcome))
         if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):

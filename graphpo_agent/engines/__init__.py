@@ -1,0 +1,1 @@
+"""What owns the weights: sampling with them and learning."""

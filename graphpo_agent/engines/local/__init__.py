@@ -1,0 +1,1 @@
+"""The engine of one machine: torch and transformers."""

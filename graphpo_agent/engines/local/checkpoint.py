@@ -1,0 +1,113 @@
+"""Weights, tokenizer and optimiser state on disk, written whole or not at all.
+
+A checkpoint is an ordinary Hugging Face model directory plus ``optimizer.pt``.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.errors import RunError
+
+__all__ = ["read_checkpoint", "write_checkpoint", "write_model"]
+
+_STATE_FILE = "optimizer.pt"
+
+
+def write_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
+    """Write a Hugging Face model directory; an existing one is replaced.
+
+    Raises:
+        RunError: it cannot be written; nothing is left behind and an existing one stays.
+    """
+    with _whole(directory) as partial:
+        _save_model(partial, model, tokenizer)
+
+
+def write_checkpoint(
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: HfTokenizer,
+    optimizer: Optimizer,
+    counters: Mapping[str, int],
+) -> None:
+    """Write a model directory with the optimiser state; an existing one is replaced.
+
+    Raises:
+        RunError: it cannot be written; nothing is left behind and an existing one stays.
+    """
+    buffer = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "counters": dict(counters)}, buffer)
+    with _whole(directory) as partial:
+        _save_model(partial, model, tokenizer)
+        (partial / _STATE_FILE).write_bytes(buffer.getbuffer())
+
+
+def read_checkpoint(
+    directory: Path, model: PreTrainedModel, optimizer: Optimizer
+) -> dict[str, int]:
+    """Put the stored weights and optimiser state into ``model`` and ``optimizer``, bit for bit.
+
+    Returns:
+        The counters that were stored.
+
+    Raises:
+        ModelError: no complete model is there.
+        RunError: the optimiser state is missing or belongs to another model.
+    """
+    path = directory / _STATE_FILE
+    if not path.is_file():
+        raise RunError(f"checkpoint {directory}: {_STATE_FILE} is missing; name a checkpoint")
+    stored = load_model(str(directory), model.dtype)
+    state = torch.load(path, map_location=model.device, weights_only=True)
+    try:
+        model.load_state_dict(stored.state_dict())
+        optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"checkpoint {directory} belongs to another model: {reason}") from error
+    return state["counters"]
+
+
+def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
+    transformers_logging.disable_progress_bar()
+    model.save_pretrained(directory)
+    tokenizer.hf.save_pretrained(directory)
+
+
+@contextmanager
+def _whole(directory: Path) -> Iterator[Path]:
+    """A new directory that takes the place of ``directory`` if the ``with`` block succeeds."""
+    partial = directory.with_name(directory.name + ".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        _replace(directory, partial)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{directory} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace(directory: Path, partial: Path) -> None:
+    """Rename ``partial`` to ``directory``; an older one makes room first."""
+    if not directory.exists():
+        os.rename(partial, directory)
+        return
+    old = directory.with_name(directory.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(directory, old)
+    os.rename(partial, directory)
+    shutil.rmtree(old)

@@ -1,0 +1,47 @@
+"""Demonstrations as training samples: chains of pieces behind a prompt."""
+
+import numpy as np
+
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.errors import DataError
+from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.types import Demonstration
+
+__all__ = ["demonstration_sample"]
+
+
+def demonstration_sample(
+    demonstration: Demonstration, tokenizer: HfTokenizer, max_context_tokens: int
+) -> TrainingSample:
+    """A chain with one node per piece; each piece is tokenised on its own, as in a rollout.
+
+    Example: the pieces ``("<search> karo </search>", True)``, ``(" 1987", False)`` and
+    ``("<answer> 1987 </answer>", True)`` become three edges, of which the first and the last are
+    trained, the last one with the end-of-sequence token.
+
+    Raises:
+        DataError: nothing to train on, or longer than the model's context.
+    """
+    prompt = tokenizer.render(demonstration.messages)
+    pieces = [tokenizer.encode(text) for text, _ in demonstration.pieces]
+    trained = [flag for _, flag in demonstration.pieces]
+    if not any(piece for piece, flag in zip(pieces, trained, strict=True) if flag):
+        raise DataError(f"demonstration {demonstration.id}: no trained piece")
+    if demonstration.ends and trained[-1]:
+        pieces[-1].append(tokenizer.eos_id)
+    lengths = [len(prompt), *map(len, pieces)]
+    num_tokens = sum(lengths)
+    if num_tokens > max_context_tokens:
+        raise DataError(
+            f"demonstration {demonstration.id}: {num_tokens} tokens, but the model's context "
+            f"holds {max_context_tokens}; shorten it or leave it out"
+        )
+    return TrainingSample(
+        graph_id=demonstration.id,
+        parent=np.arange(-1, len(pieces)),
+        offsets=np.cumsum([0, *lengths]),
+        token_ids=np.array([*prompt, *(i for piece in pieces for i in piece)], np.int64),
+        loss_mask=np.repeat([False, *trained], lengths),
+        logprobs=np.full(num_tokens, np.nan, np.float32),
+        advantages=np.zeros((1, len(lengths))),
+    )

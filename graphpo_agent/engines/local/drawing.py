@@ -1,0 +1,116 @@
+"""Drawing tokens from logits, and seeing when a drawn token ends the text.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graphpo_agent.protocols import Tokenizer
+from graphpo_agent.types import SamplingParams
+
+__all__ = ["StopFinder", "draw", "uniforms"]
+
+
+def uniforms(seed: int, count: int) -> NDArray[np.float64]:
+    """[count] numbers in [0, 1) that depend on ``seed`` and their place only.
+
+    Args:
+        seed: 0 <= seed < 2**128; the key of a Philox counter-based generator.
+        count: how many; a longer draw starts with the same numbers.
+    """
+    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """One token per row by inverting the cumulative distribution at ``uniform``.
+
+    Args:
+        logits: [B, V], any floating type.
+        uniform: [B] float64 in [0, 1).
+        sampling: temperature 0 takes the likeliest token.
+
+    Returns:
+        [B] token ids and their [B] log-probabilities before the top-p truncation, at the
+        sampling temperature (at temperature 1 where that is 0).
+    """
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if sampling.temperature not in (0.0, 1.0):
+        scores = scores / sampling.temperature
+    logprobs = scores.log_softmax(-1)
+    if sampling.temperature == 0.0:
+        tokens = logprobs.argmax(-1)
+    else:
+        tokens = _invert_cumulative(_truncated(logprobs.exp(), sampling.top_p), uniform)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def _truncated(probs: Tensor, top_p: float) -> Tensor:
+    """Probabilities of the fewest likeliest tokens that hold ``top_p`` of the mass; else 0."""
+    if top_p >= 1.0:
+        return probs
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    outside = ordered.cumsum(-1) - ordered >= top_p
+    return torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(outside, 0.0))
+
+
+def _invert_cumulative(weights: Tensor, uniform: Tensor) -> Tensor:
+    """[B] first index whose cumulative weight exceeds ``uniform`` of the total."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    level = torch.minimum(uniform[:, None] * total, total * (1.0 - 2.0**-40))
+    return torch.searchsorted(cumulative, level, right=True)[:, 0]
+
+
+class StopFinder:
+    """Finds the token that completes a stop string, decoding only where that is possible.
+
+    A token can complete a stop string only if the token's text starts with an end of that
+    string or contains it. Those tokens are looked up in a table; only for them is the text of
+    the row decoded.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Args: the tokenizer, and V of the logits (ids beyond the tokenizer's stop nothing)."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._texts: list[str] | None = None
+        self._tables: dict[tuple[str, ...], NDArray[np.bool_]] = {}
+
+    def table(self, stop: tuple[str, ...]) -> NDArray[np.bool_]:
+        """[V] whether a token can complete one of the ``stop`` strings."""
+        if stop not in self._tables:
+            texts = self._token_texts() if stop else [""] * self._vocab_size
+            self._tables[stop] = np.array([_can_complete(text, stop) for text in texts])
+        return self._tables[stop]
+
+    def completes(self, token_ids: Sequence[int], stop: tuple[str, ...]) -> bool:
+        """Whether the last token completes a stop string in the text of ``token_ids``."""
+        text = self._tokenizer.decode(token_ids)
+        # A character that is still incomplete decodes to U+FFFD and is not text yet.
+        before = len(self._tokenizer.decode(token_ids[:-1]).rstrip("\ufffd"))
+        return any(text.find(s, max(0, before - len(s) + 1)) >= 0 for s in stop)
+
+    def _token_texts(self) -> list[str]:
+        """[V] what each token adds to a text that has already begun."""
+        if self._texts is None:
+            decode = self._tokenizer.decode
+            known = range(self._tokenizer.vocab_size)
+            anchor = next(i for i in known if decode([i]).isalnum())
+            start = len(decode([anchor]))
+            texts = [decode([anchor, i])[start:] for i in known]
+            self._texts = texts + [""] * (self._vocab_size - len(texts))
+        return self._texts
+
+
+def _can_complete(token_text: str, stop: tuple[str, ...]) -> bool:
+    if "\ufffd" in token_text:  # part of a character: only the whole row tells
+        return True
+    return any(
+        s in token_text or any(token_text.startswith(s[-k:]) for k in range(1, len(s) + 1))
+        for s in stop
+    )

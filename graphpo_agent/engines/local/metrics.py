@@ -1,0 +1,44 @@
+"""Means over the trained tokens and the optimiser steps of one update."""
+
+from collections import defaultdict
+
+from torch import Tensor
+
+__all__ = ["MetricSums"]
+
+
+class MetricSums:
+    """Sums that become means.
+
+    Example::
+
+        sums = MetricSums()
+        sums.add_tokens(loss, entropy=entropies)    # for every flat row of every minibatch
+        sums.add_step(grad_norm, learning_rate)     # for every optimiser step
+        sums.means("update")    # {"update/loss": …, "update/entropy": …, "update/grad_norm": …, …}
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._steps = 0
+        self._over_tokens: defaultdict[str, float] = defaultdict(float)
+        self._over_steps: defaultdict[str, float] = defaultdict(float)
+
+    def add_tokens(self, loss: Tensor, **values: Tensor) -> None:
+        """Add one row: its share [] of the minibatch's loss, and named values [M] of its tokens."""
+        self._over_steps["loss"] += float(loss.detach())
+        for name, value in values.items():
+            self._over_tokens[name] += float(value.detach().double().sum())
+        self._tokens += len(next(iter(values.values())))
+
+    def add_step(self, grad_norm: float, learning_rate: float) -> None:
+        """End a minibatch."""
+        self._over_steps["grad_norm"] += grad_norm
+        self._over_steps["learning_rate"] += learning_rate
+        self._steps += 1
+
+    def means(self, prefix: str) -> dict[str, float]:
+        """``prefix/name`` → mean over tokens, or over optimiser steps for loss, norm and rate."""
+        steps = {f"{prefix}/{k}": total / self._steps for k, total in self._over_steps.items()}
+        tokens = {f"{prefix}/{k}": total / self._tokens for k, total in self._over_tokens.items()}
+        return steps | tokens

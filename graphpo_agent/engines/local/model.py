@@ -1,0 +1,98 @@
+"""Loading a causal language model and asking what it can hold."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
+from graphpo_agent.errors import ModelError
+
+__all__ = ["check_vocabulary", "context_limit", "load_model", "output_head"]
+
+
+def load_model(
+    name: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> PreTrainedModel:
+    """Load a causal LM from a directory (never the network) or from the Hugging Face hub.
+
+    The model is in evaluation mode and stays so in training: dropout would make the importance
+    ratios of an unchanged policy differ from 1.
+
+    Raises:
+        ModelError: nothing there, unreadable, weights missing, or a kind of model that the
+            flat layout cannot express (see ``context_limit``).
+    """
+    local = check_model_directory(name, "config.json")
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, local_files_only=local, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"model {name} cannot be loaded: {reason}") from error
+    model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
+    _check_weights(name, info)
+    context_limit(model.config)
+    model.to(device)  # pyright: ignore[reportArgumentType] (transformers types self away)
+    return model.eval()
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
+    """Raise ``ModelError`` if the tokenizer knows ids for which the model has no embedding."""
+    num_embeddings = output_head(model).weight.shape[0]
+    if tokenizer.vocab_size > num_embeddings:
+        raise ModelError(
+            f"tokenizer {tokenizer.hf.name_or_path} has {tokenizer.vocab_size} tokens but the "
+            f"model knows {num_embeddings}; use the model's own tokenizer or resize its embeddings"
+        )
+
+
+def output_head(model: PreTrainedModel) -> nn.Linear:
+    """The layer that turns last hidden states into logits.
+
+    Raises:
+        ModelError: the model has none.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"model {model.name_or_path}: no output head; it is not a causal LM")
+    return head
+
+
+def context_limit(config: PretrainedConfig) -> int:
+    """The longest context, in tokens, in which every layer attends to every earlier token.
+
+    A layer with a sliding window does so up to the window's length.
+
+    Raises:
+        ModelError: the config states no maximum, or has layers that are not attention.
+    """
+    values = config.to_dict()
+    kinds = set(values.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ModelError(
+            f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
+            "supported; use a model with plain attention in every layer"
+        )
+    if not hasattr(config, "max_position_embeddings"):
+        raise ModelError(
+            f"model {config.name_or_path}: config.json has no max_position_embeddings; add it"
+        )
+    limit = int(config.max_position_embeddings)
+    window = values.get("sliding_window")
+    return limit if window is None else min(limit, int(window))
+
+
+def _check_weights(name: str, loading_info: Mapping[str, Any]) -> None:
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"model {name}: {len(missing)} weights are missing, first {missing[0]}; "
+            "the directory does not hold a complete causal language model"
+        )

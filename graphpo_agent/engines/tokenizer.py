@@ -1,0 +1,197 @@
+"""Text to token ids and back, with any Hugging Face tokenizer.
+
+The rule that everything here serves: *text never becomes a control token*. A retrieved document
+that holds ``<|im_end|>`` or a question that spells ``<|im_start|>system`` is encoded as the plain
+characters it consists of; only the chat template writes control tokens.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from graphpo_agent.errors import ModelError
+from graphpo_agent.types import Message
+
+__all__ = ["HfTokenizer", "check_model_directory"]
+
+_PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
+"""Private-use characters stand for the messages' contents while the chat template is rendered."""
+
+
+def check_model_directory(name: str, required_file: str) -> bool:
+    """Whether ``name`` is a directory; a name that is not one is looked up on the Hugging Face hub.
+
+    Args:
+        name: a directory, or a model name such as ``Qwen/Qwen2.5-0.5B-Instruct``.
+        required_file: a file that a model directory must have.
+
+    Raises:
+        ModelError: the path cannot be a hub name and is not a directory, or the file is missing.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / required_file).is_file():
+            raise ModelError(
+                f"model directory {name}: {required_file} is missing; "
+                "name a directory written by save_pretrained"
+            )
+        return True
+    if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name) or path.exists():
+        raise ModelError(f"model directory {name} does not exist; check the path")
+    return False
+
+
+class HfTokenizer:
+    """A ``graphpo_agent.protocols.Tokenizer`` around a Hugging Face tokenizer.
+
+    Example::
+
+        tokenizer = HfTokenizer.load("runs/kb/policy")
+        tokenizer.decode(tokenizer.encode("<search> karo </search>"))  # '<search> karo </search>'
+        tokenizer.render([{"role": "user", "content": "Who mentored Karo Venn?"}])
+
+    Attributes:
+        eos_ids: every token that ends an answer: the tokenizer's and the generation config's.
+        eos_id: the one that is appended to demonstrations (the tokenizer's own).
+        vocab_size: one more than the largest token id.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, extra_eos_ids: Sequence[int] = ()
+    ) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ModelError(
+                f"tokenizer {tokenizer.name_or_path}: no eos_token; set it in tokenizer_config.json"
+            )
+        self.hf = tokenizer
+        self.eos_id = cast(int, tokenizer.eos_token_id)
+        self.eos_ids = frozenset({self.eos_id, *extra_eos_ids})
+        self.vocab_size = 1 + max(tokenizer.get_vocab().values())
+        self._control = _control_tokens(tokenizer)
+        self._control_pattern = _any_of(self._control)
+        self._control_ids = frozenset(self._control.values()) - {cast(int, tokenizer.unk_token_id)}
+        opening = cast(list[int], tokenizer("")["input_ids"])
+        self._bos = [i for i in opening if i == tokenizer.bos_token_id]
+
+    @classmethod
+    def load(cls, name: str) -> "HfTokenizer":
+        """Read the tokenizer of a directory (never the network) or of a hub model.
+
+        Raises:
+            ModelError: nothing there, unreadable, or without an end-of-sequence token.
+        """
+        local = check_model_directory(name, "tokenizer_config.json")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"tokenizer of {name} cannot be read: {_first_line(error)}") from error
+        return cls(tokenizer, _generation_eos_ids(name, local))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text; a control token's spelling inside it stays plain text."""
+        token_ids = self._encode_plain(text)
+        if self._control_ids.isdisjoint(token_ids):
+            return token_ids
+        # The spelling is also an ordinary vocabulary entry: cut it after its first character.
+        return [i for piece in self._broken_spellings(text) for i in self._encode_plain(piece)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids without control tokens; added tags such as ``<search>`` are text."""
+        text = self.hf.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the policy answers.
+
+        The template is rendered with placeholders for the contents. Its control tokens become
+        ids; the text between two of them, contents filled in, is encoded as plain text.
+        A tokenizer without a chat template gets the contents, joined by newlines.
+
+        Raises:
+            ModelError: the chat template refuses these messages.
+        """
+        contents = [message["content"] for message in messages]
+        if self.hf.chat_template is None:
+            return [*self._bos, *self.encode("\n".join(contents))]
+        token_ids: list[int] = []
+        for plain, control in _runs(self._rendered(messages), contents, self._control_pattern):
+            token_ids += self.encode(plain)
+            if control:
+                token_ids.append(self._control[control])
+        return token_ids
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        stand_ins = [
+            {**message, "content": f"\ue000{i}\ue001"} for i, message in enumerate(messages)
+        ]
+        try:
+            text = self.hf.apply_chat_template(
+                stand_ins, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise ModelError(
+                f"chat template of {self.hf.name_or_path}: {_first_line(error)}"
+            ) from error
+        assert isinstance(text, str)
+        return text
+
+    def _encode_plain(self, text: str) -> list[int]:
+        encoded = self.hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return cast(list[int], encoded["input_ids"])
+
+    def _broken_spellings(self, text: str) -> Iterator[str]:
+        start = 0
+        for match in self._control_pattern.finditer(text):
+            cut = match.start() + 1
+            yield text[start:cut]
+            start = cut
+        yield text[start:]
+
+
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Spelling → id of every token that only a template or the sampler may produce."""
+    added = {
+        token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return {**added, **dict(named)}
+
+
+def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(spellings, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)))
+
+
+def _runs(
+    rendered: str, contents: Sequence[str], control: re.Pattern[str]
+) -> Iterator[tuple[str, str]]:
+    """``(plain text, control token after it)`` pairs of a rendered template; the last has ""."""
+
+    def fill(text: str) -> str:
+        return _PLACEHOLDER.sub(lambda match: contents[int(match[1])], text)
+
+    start = 0
+    for match in control.finditer(rendered):
+        yield fill(rendered[start : match.start()]), match.group()
+        start = match.end()
+    yield fill(rendered[start:]), ""
+
+
+def _generation_eos_ids(name: str, local: bool) -> tuple[int, ...]:
+    """The ``eos_token_id``s of generation_config.json; empty where the model has no such file."""
+    try:
+        ids = GenerationConfig.from_pretrained(name, local_files_only=local).eos_token_id
+    except OSError:
+        return ()
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

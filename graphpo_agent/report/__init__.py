@@ -1,0 +1,1 @@
+"""What a run leaves for people: progress lines, curves, the report page."""

@@ -1,0 +1,287 @@
+"""Agent mode: an edge is one ReAct turn, its tool's observation included."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.protocols import Policy, Tool
+from graphpo_agent.rollout.dialects import (
+    Action,
+    Dialect,
+    FinalAnswer,
+    Observation,
+    ToolCall,
+    encode_observation,
+)
+from graphpo_agent.rollout.path import open_path, room_left
+from graphpo_agent.types import (
+    Completion,
+    Context,
+    Document,
+    PathState,
+    SampleRequest,
+    SamplingParams,
+    Step,
+    StepStatus,
+    Task,
+    ToolResult,
+)
+
+__all__ = ["AgentMemory", "TurnExpander"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMemory:
+    """What a path has been shown and has done; the ``memory`` of a ``PathState`` in agent mode.
+
+    Example: after one search that found two documents and one turn without an action::
+
+        AgentMemory(documents_found=(doc_7, doc_3), tool_calls=1, invalid_actions=1)
+    """
+
+    documents_found: tuple[Document, ...] = ()
+    """Each once, in order of first retrieval; a document that truncation cut away whole is not."""
+    tool_calls: int = 0
+    """Calls whose observation the path holds."""
+    invalid_actions: int = 0
+    """Turns that were answered by the invalid-action message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One sampled turn, read: ``end`` says why the path ends here, None that it goes on."""
+
+    before: PathState
+    completion: Completion
+    text: str
+    action: Action | None
+    room: int
+    end: StepStatus | None
+
+    @property
+    def call(self) -> ToolCall | None:
+        return self.action if self.end is None and isinstance(self.action, ToolCall) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The environment's answer to a turn that goes on."""
+
+    observation: Observation
+    documents: tuple[Document, ...]
+    status: StepStatus
+
+
+class TurnExpander:
+    """Grows a graph of ReAct turns; an ``Expander``.
+
+    An edge holds the turn as sampled (loss mask 1) and the observation (loss mask 0,
+    log-probability NaN). What a turn leads to:
+
+    * a final answer: terminal, ``answered``; the answer is what this turn's own tokens say;
+    * a tool call: the tool's result as observation, ``ok`` (``tool_error`` where the call failed);
+    * neither: the dialect's invalid-action message as observation, ``invalid_action``; the turn
+      counts. An end-of-sequence token sampled there stays in the path, before the message, so that
+      the policy is trained on exactly what it did;
+    * the last allowed turn without an answer: terminal, ``out_of_turns``; its call is not run;
+    * no room for another token after the turn, or after the observation (which is then left
+      out): terminal, ``out_of_length``.
+
+    A call that several states of one batch make is run once; ``Step.tool_calls`` is 1 on the first
+    of them and 0 on the others, so that its sum counts the calls made.
+
+    Attributes:
+        max_layers: ``max_turns``.
+    """
+
+    def __init__(
+        self,
+        *,
+        dialect: Dialect,
+        tools: Mapping[str, Tool],
+        max_turns: int,
+        max_turn_tokens: int,
+        max_observation_tokens: int,
+        max_response_tokens: int,
+    ) -> None:
+        """Set the limits.
+
+        Args:
+            dialect: how turns are written.
+            tools: by the names that the dialect calls them.
+            max_turns: turns of the policy on one path, the answering one included.
+            max_turn_tokens: sampled tokens of one turn.
+            max_observation_tokens: tokens of one observation; a longer one is cut inside its tags.
+            max_response_tokens: all tokens after the prompt, observations included.
+
+        Raises:
+            ConfigError: the dialect calls a tool that is not there.
+        """
+        missing = [name for name in dialect.tool_names if name not in tools]
+        if missing:
+            raise ConfigError(
+                f"the dialect calls tools that are not configured: {', '.join(missing)}; "
+                f"configured: {', '.join(tools) or 'none'}"
+            )
+        self.max_layers = max_turns
+        self._dialect = dialect
+        self._tools = tools
+        self._max_turn_tokens = max_turn_tokens
+        self._max_observation_tokens = max_observation_tokens
+        self._max_response_tokens = max_response_tokens
+
+    def start(self, policy: Policy, task: Task) -> PathState:
+        """The root: the prompt that the dialect writes for the task.
+
+        Raises:
+            DataError: the prompt does not fit into the policy's context.
+        """
+        return open_path(policy, task, self._dialect.render(task), memory=AgentMemory())
+
+    def expand(
+        self,
+        policy: Policy,
+        states: Sequence[PathState],
+        seeds: Sequence[int],
+        sampling: SamplingParams,
+    ) -> list[Step]:
+        """One turn from each state: sampled in one batch, their tool calls run in one batch.
+
+        Raises:
+            ConfigError: ``max_observation_tokens`` cannot hold an observation's own tags.
+            ToolError: a tool is unreachable (a single failed call is an observation instead).
+        """
+        requests = [
+            SampleRequest(
+                state.context,
+                seed,
+                max_new_tokens=min(self._max_turn_tokens, self._room(policy, state, state.context)),
+                stop=self._dialect.stop,
+            )
+            for state, seed in zip(states, seeds, strict=True)
+        ]
+        completions = policy.sample(requests, sampling)
+        turns = [
+            self._read(policy, state, completion)
+            for state, completion in zip(states, completions, strict=True)
+        ]
+        results, counts = _run_calls(self._tools, [turn.call for turn in turns])
+        return [
+            _last_step(turn, turn.end)
+            if turn.end is not None
+            else self._step(policy, turn, self._reply(result), count)
+            for turn, result, count in zip(turns, results, counts, strict=True)
+        ]
+
+    def _room(self, policy: Policy, path: PathState, context: Context) -> int:
+        return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)
+
+    def _read(self, policy: Policy, before: PathState, completion: Completion) -> _Turn:
+        text = policy.tokenizer.decode(completion.token_ids)
+        action = self._dialect.parse(text)
+        room = self._room(policy, before, completion.context)
+        end: StepStatus | None = None
+        if isinstance(action, FinalAnswer):
+            end = "answered"
+        elif room < 1:
+            end = "out_of_length"
+        elif before.depth + 1 == self.max_layers:
+            end = "out_of_turns"
+        return _Turn(before, completion, text, action, room, end)
+
+    def _reply(self, result: ToolResult | None) -> _Reply:
+        if result is None:
+            return _Reply(self._dialect.invalid_action, (), "invalid_action")
+        status: StepStatus = "ok" if result.error is None else "tool_error"
+        return _Reply(self._dialect.observation(result), result.documents, status)
+
+    def _step(self, policy: Policy, turn: _Turn, reply: _Reply, tool_calls: int) -> Step:
+        observed, shown = encode_observation(
+            policy.tokenizer, reply.observation, self._max_observation_tokens
+        )
+        if len(observed) >= turn.room:
+            return _last_step(turn, "out_of_length", tool_calls)
+        memory: AgentMemory = turn.before.memory
+        invalid = reply.status == "invalid_action"
+        sampled = turn.completion.token_ids
+        return Step(
+            state=replace(
+                turn.before,
+                context=policy.extend(turn.completion.context, observed),
+                depth=turn.before.depth + 1,
+                response=_join(turn.before.response, turn.text),
+                memory=AgentMemory(
+                    documents_found=_union(memory.documents_found, reply.documents[:shown]),
+                    tool_calls=memory.tool_calls + (not invalid),
+                    invalid_actions=memory.invalid_actions + invalid,
+                ),
+            ),
+            token_ids=(*sampled, *observed),
+            loss_mask=(1,) * len(sampled) + (0,) * len(observed),
+            logprobs=turn.completion.logprobs + (nan,) * len(observed),
+            terminal=False,
+            status=reply.status,
+            tool_calls=tool_calls,
+        )
+
+
+def _last_step(turn: _Turn, status: StepStatus, tool_calls: int = 0) -> Step:
+    """The edge of a turn after which the path ends: sampled tokens only."""
+    answer = turn.action.text if isinstance(turn.action, FinalAnswer) else None
+    return Step(
+        state=replace(
+            turn.before,
+            context=turn.completion.context,
+            depth=turn.before.depth + 1,
+            response=_join(turn.before.response, turn.text),
+            answer=answer,
+        ),
+        token_ids=turn.completion.token_ids,
+        loss_mask=(1,) * len(turn.completion.token_ids),
+        logprobs=turn.completion.logprobs,
+        terminal=True,
+        status=status,
+        tool_calls=tool_calls,
+    )
+
+
+def _join(response: str, text: str) -> str:
+    """The policy's words so far and those of one more turn, a line break between turns."""
+    return f"{response}\n{text}" if response else text
+
+
+def _union(found: tuple[Document, ...], new: tuple[Document, ...]) -> tuple[Document, ...]:
+    """``found`` and the documents of ``new`` whose id is not yet in it, in order."""
+    by_id = {document.id: document for document in found}
+    for document in new:
+        by_id.setdefault(document.id, document)
+    return tuple(by_id.values())
+
+
+def _run_calls(
+    tools: Mapping[str, Tool], calls: Sequence[ToolCall | None]
+) -> tuple[list[ToolResult | None], list[int]]:
+    """Each different call run once, all calls of a tool in one batch.
+
+    Returns:
+        The result per call (None where there is none), and 1 for each call that was the first of
+        its kind, else 0.
+    """
+    asked: dict[str, ToolCall] = {}
+    counts = [0] * len(calls)
+    for i, call in enumerate(calls):
+        if call is not None and (name := _name(call)) not in asked:
+            asked[name] = call
+            counts[i] = 1
+    results: dict[str, ToolResult] = {}
+    for tool in dict.fromkeys(call.tool for call in asked.values()):
+        batch = {name: call.arguments for name, call in asked.items() if call.tool == tool}
+        results.update(zip(batch, tools[tool].run(list(batch.values())), strict=True))
+    return [None if call is None else results[_name(call)] for call in calls], counts
+
+
+def _name(call: ToolCall) -> str:
+    """The same text for calls that ask the same thing."""
+    return json.dumps([call.tool, call.arguments], sort_keys=True)

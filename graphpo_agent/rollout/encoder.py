@@ -1,0 +1,127 @@
+"""Text to vectors with a frozen encoder (paper, section 3.2), through torch and transformers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from graphpo_agent.errors import ModelError
+
+__all__ = ["EncoderEmbedder", "Pooling"]
+
+Pooling = Literal["mean", "cls", "last"]
+
+
+class EncoderEmbedder:
+    """Pooled last hidden states of any Hugging Face encoder or decoder; an ``Embedder``.
+
+    Follow the model's own card for ``pooling`` and ``prefix``: E5 takes ``mean`` and ``"query: "``,
+    BGE ``cls``, SFR-Embedding-2_R ``last``. What cosine separates equal from different states
+    depends on the model: calibrate the merge threshold for each.
+
+    Example::
+
+        EncoderEmbedder("intfloat/e5-base-v2", prefix="query: ").embed(["known: 3 4"]).shape
+            == (1, 768)
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        prefix: str = "",
+        batch_size: int = 32,
+        max_tokens: int = 512,
+        device: str = "cpu",
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model: a directory in the Hugging Face layout, or a model name.
+            pooling: over the tokens of a text: their mean, the first or the last.
+            normalize: scale every vector to length 1.
+            prefix: written before every text.
+            batch_size: texts per forward pass.
+            max_tokens: longer texts lose their end; no more than the tokenizer allows.
+            device: where the encoder runs.
+
+        Raises:
+            ModelError: there is no usable model or tokenizer at ``model``.
+        """
+        self._tokenizer, self._model = _load(str(model), device)
+        self._pooling: Pooling = pooling
+        self._normalize = normalize
+        self._prefix = prefix
+        self._batch_size = batch_size
+        self._max_tokens = min(max_tokens, self._tokenizer.model_max_length)
+        self._device = device
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[num_texts, hidden size]; a text without any character but spaces is a row of zeros."""
+        vectors = np.zeros((len(texts), self._model.config.hidden_size), dtype=np.float32)
+        rows = [self._encode(text) if text.strip() else [] for text in texts]
+        by_length = sorted((i for i, row in enumerate(rows) if row), key=lambda i: len(rows[i]))
+        for start in range(0, len(by_length), self._batch_size):
+            batch = by_length[start : start + self._batch_size]
+            vectors[batch] = self._forward([rows[i] for i in batch])
+        return vectors
+
+    def _encode(self, text: str) -> list[int]:
+        encoded = self._tokenizer(self._prefix + text, truncation=True, max_length=self._max_tokens)
+        return encoded["input_ids"]
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """[len(rows), hidden size]; padding is on the right and not attended to."""
+        lengths = torch.tensor([len(row) for row in rows])
+        width = int(lengths.max())
+        input_ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+        mask = torch.arange(width)[None, :] < lengths[:, None]
+        hidden = self._model(
+            input_ids=input_ids.to(self._device), attention_mask=mask.long().to(self._device)
+        ).last_hidden_state.cpu()
+        pooled = _pool(hidden, mask, self._pooling)
+        if self._normalize:
+            pooled = torch.nn.functional.normalize(pooled, dim=-1)
+        return pooled.numpy()
+
+
+def _load(name: str, device: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Tokenizer and float32 weights; a directory is read without the network."""
+    local = Path(name).is_dir()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+        model, info = AutoModel.from_pretrained(
+            name, dtype=torch.float32, local_files_only=local, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ModelError(
+            f"encoder {name!r} cannot be loaded: {reason}; give a directory with "
+            "config.json, weights and tokenizer, or the name of a model on the hub"
+        ) from error
+    # Last hidden states do not pass through the pooler, which many encoders are published without.
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ModelError(
+            f"encoder {name!r} cannot be loaded: {len(missing)} weights are missing, first "
+            f"{missing[0]}; the directory does not hold a complete encoder"
+        )
+    return tokenizer, model.to(torch.device(device)).eval()
+
+
+def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """[batch, hidden size] from hidden states [batch, tokens, hidden size]; see ``pooling``."""
+    if pooling == "cls":
+        return hidden[:, 0]
+    lengths = mask.sum(dim=1)
+    if pooling == "last":
+        return hidden[torch.arange(len(hidden)), lengths - 1]
+    return (hidden * mask[:, :, None]).sum(dim=1) / lengths[:, None]

@@ -1,0 +1,70 @@
+"""What both modes do with a path: write its prompt, open it, measure the room it has left."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.protocols import Policy
+from graphpo_agent.types import Context, Message, PathState, Task
+
+__all__ = ["check_template", "fill_template", "open_path", "room_left"]
+
+_SLOT = "{question}"
+
+
+def check_template(template: str) -> str:
+    """Return a prompt template unchanged.
+
+    Raises:
+        ConfigError: it has no place for the question.
+    """
+    if _SLOT not in template:
+        raise ConfigError(
+            f"prompt_template {template[:40]!r} has no {_SLOT}: every task would get the same "
+            f"prompt; write {_SLOT} where the question belongs"
+        )
+    return template
+
+
+def fill_template(template: str, question: str) -> str:
+    r"""The template with every ``{question}`` replaced; all other braces stay as they are.
+
+    Example::
+
+        fill_template(r"{question} Answer in \boxed{}.", "1 + 1?") == r"1 + 1? Answer in \boxed{}."
+    """
+    return template.replace(_SLOT, question)
+
+
+def open_path(policy: Policy, task: Task, messages: Sequence[Message], memory: Any) -> PathState:
+    """The root of a graph: the rendered prompt of a task, nothing generated yet.
+
+    Raises:
+        DataError: the prompt leaves no room for a single token in the policy's context.
+    """
+    token_ids = policy.tokenizer.render(messages)
+    if len(token_ids) >= policy.max_context_tokens:
+        raise DataError(
+            f"task {task.id!r}: its prompt has {len(token_ids)} tokens and leaves no room in the "
+            f"policy's context of {policy.max_context_tokens}; remove the task or raise the context"
+        )
+    return PathState(
+        task=task,
+        context=policy.open(token_ids),
+        depth=0,
+        prompt_ids=tuple(token_ids),
+        response="",
+        answer=None,
+        memory=memory,
+    )
+
+
+def room_left(
+    path: PathState, context: Context, max_response_tokens: int, max_context_tokens: int
+) -> int:
+    """Tokens that may still follow ``context``, which ``path`` or a continuation of it has reached.
+
+    The tighter of the limit on the tokens after the prompt and the limit of the whole context.
+    """
+    response_tokens = context.num_tokens - path.prompt_tokens
+    return min(max_response_tokens - response_tokens, max_context_tokens - context.num_tokens)

@@ -1,0 +1,135 @@
+"""Segment mode: an edge is a fixed number of sampled tokens (Algorithm 1, segment length L)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graphpo_agent.protocols import Policy
+from graphpo_agent.rollout.path import check_template, fill_template, open_path, room_left
+from graphpo_agent.types import (
+    Completion,
+    Context,
+    Message,
+    PathState,
+    SampleRequest,
+    SamplingParams,
+    Step,
+    StepStatus,
+    Task,
+)
+
+__all__ = ["SegmentExpander"]
+
+
+class SegmentExpander:
+    """Grows a graph of reasoning by segments; an ``Expander``.
+
+    A segment is ``segment_length`` sampled tokens. It ends earlier at the end-of-sequence token
+    (terminal, ``answered``) or at the response or context limit (terminal, ``out_of_length``; the
+    verifier judges what is there). With a delimiter it goes on to the first token that completes
+    the delimiter at or after ``segment_length`` tokens, at most ``2 * segment_length``.
+
+    A path's ``memory`` is the tuple of its sampled token ids, so that its text is always decoded
+    as a whole: a character whose bytes are split over two segments comes out right.
+
+    Example with ``segment_length=3, max_response_tokens=7`` and no delimiter::
+
+        max_layers = 3, edges of 3, 3 and 1 tokens, the last one terminal with ``out_of_length``
+
+    Attributes:
+        max_layers: ⌈max_response_tokens / segment_length⌉, which no path can outgrow.
+    """
+
+    def __init__(
+        self,
+        *,
+        segment_length: int,
+        max_response_tokens: int,
+        delimiter: str | None = None,
+        prompt_template: str = "{question}",
+        system_prompt: str | None = None,
+    ) -> None:
+        """Set the limits and the prompt.
+
+        Args:
+            segment_length: sampled tokens of an edge.
+            max_response_tokens: sampled tokens of a path.
+            delimiter: where segments may end, such as a line break; None: anywhere.
+            prompt_template: the user message, with ``{question}`` in it.
+            system_prompt: the system message; None leaves it to the chat template.
+
+        Raises:
+            ConfigError: the template has no ``{question}``.
+        """
+        self.max_layers = -(-max_response_tokens // segment_length)
+        self._segment_length = segment_length
+        self._max_response_tokens = max_response_tokens
+        self._delimiter = delimiter
+        self._prompt_template = check_template(prompt_template)
+        self._system_prompt = system_prompt
+
+    def start(self, policy: Policy, task: Task) -> PathState:
+        """The root: the task's question in the prompt template, as one user message.
+
+        Raises:
+            DataError: the prompt does not fit into the policy's context.
+        """
+        content = fill_template(self._prompt_template, task.question)
+        messages: list[Message] = [{"role": "user", "content": content}]
+        if self._system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self._system_prompt})
+        return open_path(policy, task, messages, memory=())
+
+    def expand(
+        self,
+        policy: Policy,
+        states: Sequence[PathState],
+        seeds: Sequence[int],
+        sampling: SamplingParams,
+    ) -> list[Step]:
+        """One segment from each state, all sampled in one batch."""
+        requests = [
+            self._request(policy, state, seed) for state, seed in zip(states, seeds, strict=True)
+        ]
+        completions = policy.sample(requests, sampling)
+        return [
+            self._step(policy, state, completion)
+            for state, completion in zip(states, completions, strict=True)
+        ]
+
+    def _room(self, policy: Policy, path: PathState, context: Context) -> int:
+        return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)
+
+    def _request(self, policy: Policy, state: PathState, seed: int) -> SampleRequest:
+        room = self._room(policy, state, state.context)
+        if self._delimiter is None:
+            return SampleRequest(state.context, seed, min(self._segment_length, room))
+        return SampleRequest(
+            state.context,
+            seed,
+            max_new_tokens=min(2 * self._segment_length, room),
+            stop=(self._delimiter,),
+            min_new_tokens=self._segment_length,
+        )
+
+    def _step(self, policy: Policy, state: PathState, completion: Completion) -> Step:
+        token_ids = (*state.memory, *completion.token_ids)
+        status: StepStatus = "ok"
+        if completion.finish_reason == "eos":
+            status = "answered"
+        elif self._room(policy, state, completion.context) < 1:
+            status = "out_of_length"
+        reached = replace(
+            state,
+            context=completion.context,
+            depth=state.depth + 1,
+            response=policy.tokenizer.decode(token_ids),
+            memory=token_ids,
+        )
+        return Step(
+            state=reached,
+            token_ids=completion.token_ids,
+            loss_mask=(1,) * len(completion.token_ids),
+            logprobs=completion.logprobs,
+            terminal=status != "ok",
+            status=status,
+        )

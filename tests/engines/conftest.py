@@ -1,0 +1,30 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from tests.engines.tiny import save_tokenizer, tiny_model
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_dir: Path) -> HfTokenizer:
+    return HfTokenizer.load(str(tokenizer_dir))
+
+
+@pytest.fixture
+def make_model(tokenizer: HfTokenizer) -> Callable[..., PreTrainedModel]:
+    """``make_model("qwen2", limit=128)``: a fresh model with the tokenizer's vocabulary."""
+
+    def make(family: str = "qwen2", limit: int = 128, spread: float = 0.3) -> PreTrainedModel:
+        return tiny_model(family, tokenizer.vocab_size, limit, spread)
+
+    return make

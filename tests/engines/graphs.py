@@ -1,0 +1,65 @@
+"""Random training samples, and the slow oracle that trains them one row per edge."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from graphpo_agent.graph.samples import TrainingSample
+
+
+def random_sample(seed, num_nodes=12, vocab_size=300, terms=1, prompt=5, longest=7):
+    """A ragged graph: any shape of tree, observation tokens masked, one edge all observation."""
+    rng = np.random.default_rng(seed)
+    parent = np.array([-1, *(int(rng.integers(0, v)) for v in range(1, num_nodes))])
+    lengths = np.array([prompt, *rng.integers(1, longest + 1, num_nodes - 1)])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    num_tokens = int(offsets[-1])
+    mask = rng.random(num_tokens) < 0.8
+    mask[:prompt] = False
+    mask[offsets[2] : offsets[3]] = False
+    mask[offsets[1]] = True
+    advantages = rng.normal(size=(terms, num_nodes))
+    advantages[:, 3] = 0.0
+    advantages[:, 0] = np.nan
+    return TrainingSample(
+        graph_id=f"g{seed}",
+        parent=parent,
+        offsets=offsets,
+        token_ids=rng.integers(3, vocab_size, num_tokens),
+        loss_mask=mask,
+        logprobs=np.where(mask, 0.0, np.nan).astype(np.float32),
+        advantages=advantages,
+    )
+
+
+def path_tokens(sample, node):
+    """Token ids of the ancestors of ``node``, then its own."""
+    own = sample.token_ids[sample.offsets[node] : sample.offsets[node + 1]].tolist()
+    above = int(sample.parent[node])
+    return (path_tokens(sample, above) if above >= 0 else []) + own
+
+
+def edge_logprobs(model, sample, node, temperature=1.0):
+    """[trained tokens of the edge] log-probabilities and entropies from a row of its own."""
+    path = path_tokens(sample, node)
+    own = int(sample.offsets[node + 1] - sample.offsets[node])
+    logits = model(torch.tensor([path]), use_cache=False).logits[0, -own - 1 : -1]
+    distribution = (logits / temperature).log_softmax(-1)
+    mask = torch.tensor(sample.loss_mask[sample.offsets[node] : sample.offsets[node + 1]])
+    picked = distribution[torch.arange(own), torch.tensor(path[-own:])]
+    entropy = -(distribution.exp() * distribution).sum(-1)
+    return picked[mask], entropy[mask]
+
+
+def with_rollout_logprobs(model, sample, noise, seed=0, temperature=1.0):
+    """The sample as if it had been drawn by a policy ``noise`` away from the model."""
+    rng = np.random.default_rng(seed)
+    logprobs = np.full(len(sample.token_ids), np.nan, np.float32)
+    for node in range(1, len(sample.parent)):
+        span = np.arange(sample.offsets[node], sample.offsets[node + 1])
+        with torch.no_grad():
+            exact, _ = edge_logprobs(model, sample, node, temperature)
+        drift = noise * rng.normal(size=len(exact))
+        logprobs[span[sample.loss_mask[span]]] = exact.float().numpy() + drift
+    return replace(sample, logprobs=logprobs)

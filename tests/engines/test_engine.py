@@ -1,0 +1,328 @@
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.loss import Objective
+from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions, UpdateOptions
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.errors import DataError, GraphError, ModelError, RunError
+from graphpo_agent.types import Demonstration, SampleRequest, SamplingParams
+from tests.engines.graphs import random_sample, with_rollout_logprobs
+
+UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, warmup_steps=3, seed=5)
+IMITATION = ImitationOptions(learning_rate=0.01, total_steps=10, warmup_steps=2)
+SAMPLES = [random_sample(seed, 6 + seed) for seed in range(5)]
+DEMONSTRATIONS = [
+    Demonstration(
+        id=f"d{i}",
+        messages=({"role": "user", "content": "who mentored karo venn?"},),
+        pieces=(
+            ("<search> karo venn </search>", True),
+            (f" born in {1921 + i}\n", False),
+            ("<answer> orla </answer>", True),
+        ),
+    )
+    for i in range(3)
+]
+
+
+def make_engine(model, tokenizer, updating=UPDATING, **options):
+    return LocalEngine(model, tokenizer, OptimizerOptions(**options), updating, IMITATION)
+
+
+def weights_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_metrics_of_an_update_and_the_warm_up(make_model, tokenizer):
+    engine = make_engine(make_model(), tokenizer)
+    metrics = engine.update(SAMPLES, step=0)
+    names = "loss entropy kl clip_fraction grad_norm learning_rate mismatch mismatch_kl"
+    assert {name.removeprefix("update/") for name in metrics} == {*names.split(" ")}
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert metrics["update/learning_rate"] == pytest.approx(0.01 * (1 / 3 + 2 / 3 + 1) / 3)
+    assert engine.update(SAMPLES, step=1)["update/learning_rate"] == pytest.approx(0.01)
+
+
+def test_a_first_minibatch_with_recomputed_logprobs_is_on_policy(make_model, tokenizer):
+    updating = replace(UPDATING, minibatch_graphs=len(SAMPLES))
+    metrics = make_engine(make_model(), tokenizer, updating).update(SAMPLES, step=0)
+    assert metrics["update/kl"] == pytest.approx(0, abs=1e-12)
+    assert metrics["update/clip_fraction"] == 0
+
+
+def test_mismatch_measures_the_samplers_distance(make_model, tokenizer):
+    model = make_model()
+    exact = [with_rollout_logprobs(model, s, 0.0) for s in SAMPLES]
+    drifted = [replace(s, logprobs=s.logprobs + np.float32(0.25)) for s in exact]
+    engine = make_engine(model, tokenizer, replace(UPDATING, learning_rate=0.0))
+    assert engine.update(exact, 0)["update/mismatch"] < 1e-6
+    metrics = engine.update(drifted, 0)
+    assert metrics["update/mismatch"] == pytest.approx(0.25, abs=1e-5)
+    assert metrics["update/mismatch_kl"] == pytest.approx(np.exp(-0.25) - 1 + 0.25, abs=1e-5)
+
+
+def test_the_sampler_and_the_trainer_agree_on_logprobs(make_model, tokenizer):
+    model = make_model()
+    engine = make_engine(model, tokenizer, replace(UPDATING, learning_rate=0.0))
+    prompt = list(range(5, 15))
+    context = engine.policy.open(prompt)
+    requests = [SampleRequest(context, seed, 8) for seed in range(4)]
+    completions = engine.policy.sample(requests, SamplingParams())
+    lengths = [len(prompt), *(len(c.token_ids) for c in completions)]
+    sample = replace(
+        SAMPLES[0],
+        parent=np.array([-1, 0, 0, 0, 0]),
+        offsets=np.cumsum([0, *lengths]),
+        token_ids=np.array([*prompt, *(i for c in completions for i in c.token_ids)]),
+        loss_mask=np.repeat([False, True, True, True, True], lengths),
+        logprobs=np.array(
+            [np.nan] * len(prompt) + [p for c in completions for p in c.logprobs], np.float32
+        ),
+        advantages=np.zeros((1, 5)),
+    )
+    assert engine.update([sample], 0)["update/mismatch"] < 1e-6
+
+
+def test_an_update_raises_what_was_good_and_lowers_what_was_bad(make_model, tokenizer):
+    model = make_model()
+    engine = make_engine(model, tokenizer, replace(UPDATING, learning_rate=0.002))
+    context = engine.policy.open([5, 6, 7])
+    drawn = engine.policy.sample(
+        [SampleRequest(context, s, 1) for s in range(60)], SamplingParams()
+    )
+    good = drawn[0].token_ids[0]
+    tokens = [c.token_ids[0] for c in drawn]
+    assert 0 < tokens.count(good) < 60
+    sample = replace(
+        SAMPLES[0],
+        parent=np.array([-1] + [0] * 60),
+        offsets=np.arange(0, 64)[[0, *range(3, 64)]],
+        token_ids=np.array([5, 6, 7, *tokens]),
+        loss_mask=np.array([False] * 3 + [True] * 60),
+        logprobs=np.full(63, np.nan, np.float32),
+        advantages=np.array([[np.nan] + [1.0 if t == good else -0.2 for t in tokens]]),
+    )
+
+    def probability():
+        with torch.no_grad():
+            return model(torch.tensor([[5, 6, 7]])).logits[0, -1].softmax(-1)[good].item()
+
+    before = probability()
+    for step in range(3):
+        engine.update([sample], step)
+    assert probability() > before
+
+
+def test_accumulating_rows_gives_the_step_of_one_row(make_model, tokenizer):
+    results = []
+    for max_tokens in (60, 10_000):
+        model = make_model()
+        make_engine(model, tokenizer, max_tokens=max_tokens).update(SAMPLES, step=3)
+        results.append(weights_of(model))
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], rtol=0, atol=1e-6)
+
+
+def test_the_order_of_minibatches_depends_on_seed_and_step_only(make_model, tokenizer):
+    def after(seed, step):
+        model = make_model()
+        make_engine(model, tokenizer, replace(UPDATING, seed=seed)).update(SAMPLES, step)
+        return weights_of(model)["model.norm.weight"]
+
+    assert torch.equal(after(5, 0), after(5, 0))
+    assert not torch.equal(after(5, 0), after(5, 1))
+    assert not torch.equal(after(5, 0), after(6, 0))
+
+
+def test_gradients_are_scaled_down_to_the_asked_norm(make_model, tokenizer):
+    model = make_model()
+    engine = make_engine(model, tokenizer, max_grad_norm=1e-3)
+    norms = []
+    engine._optimizer.register_step_pre_hook(
+        lambda *_: norms.append(
+            torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
+        )
+    )
+    metrics = engine.update(SAMPLES, 0)
+    assert metrics["update/grad_norm"] > 1e-3
+    assert max(norms) <= 1e-3 * (1 + 1e-6)
+
+
+def test_weight_decay_shrinks_matrices_only(make_model, tokenizer):
+    model = make_model()
+    before = weights_of(model)
+    still = [replace(s, advantages=s.advantages * 0) for s in SAMPLES]
+    updating = replace(UPDATING, warmup_steps=0, minibatch_graphs=5)
+    make_engine(model, tokenizer, updating, weight_decay=0.5).update(still, 0)
+    for name, value in model.named_parameters():
+        factor = 1 - 0.01 * 0.5 if value.ndim >= 2 else 1.0
+        torch.testing.assert_close(value.detach(), before[name] * factor, rtol=0, atol=1e-9)
+
+
+def test_epochs_repeat_the_batch_and_leave_the_policy_behind(make_model, tokenizer):
+    updating = replace(UPDATING, epochs=3, minibatch_graphs=5, warmup_steps=0)
+    engine = make_engine(make_model(), tokenizer, updating)
+    steps = []
+    engine._optimizer.register_step_pre_hook(lambda *_: steps.append(1))
+    assert engine.update(SAMPLES, 0)["update/kl"] > 0
+    assert len(steps) == 3
+
+
+def test_missing_rollout_logprobs_are_one_line(make_model, tokenizer):
+    blank = replace(SAMPLES[1], logprobs=np.full_like(SAMPLES[1].logprobs, np.nan))
+    engine = make_engine(make_model(), tokenizer, replace(UPDATING, old_logprobs="rollout"))
+    with pytest.raises(GraphError, match=r"graph g1.*recompute"):
+        engine.update([SAMPLES[0], blank], 0)
+    metrics = make_engine(make_model(), tokenizer).update([blank], 0)
+    assert "update/mismatch" not in metrics
+
+
+def test_a_reference_model_is_kept_only_for_a_kl_term(make_model, tokenizer):
+    assert make_engine(make_model(), tokenizer)._reference is None
+    updating = replace(UPDATING, objective=Objective(kl=0.1))
+    engine = make_engine(make_model(), tokenizer, updating)
+    metrics = engine.update(SAMPLES, 0)
+    assert metrics["update/reference_kl"] >= 0
+    for name, value in make_model().state_dict().items():
+        assert torch.equal(engine._reference.state_dict()[name], value)
+
+
+def test_an_update_releases_the_policys_contexts(make_model, tokenizer):
+    engine = make_engine(make_model(), tokenizer)
+    context = engine.policy.open([5])
+    engine.update(SAMPLES, 0)
+    with pytest.raises(ValueError, match="released"):
+        engine.policy.sample([SampleRequest(context, 0, 1)], SamplingParams())
+
+
+def test_imitation_trains_the_trained_pieces_and_the_end(make_model, tokenizer):
+    model = make_model()
+    pieces = [tokenizer.encode(text) for text, _ in DEMONSTRATIONS[0].pieces]
+    prompt = tokenizer.render(DEMONSTRATIONS[0].messages)
+    row = [*prompt, *pieces[0], *pieces[1], *pieces[2], tokenizer.eos_id]
+    with torch.no_grad():
+        logprobs = model(torch.tensor([row])).logits[0, :-1].log_softmax(-1)
+    nll = -logprobs[torch.arange(len(row) - 1), torch.tensor(row[1:])]
+    start = len(prompt) - 1
+    trained = [
+        *range(len(pieces[0])),
+        *range(len(pieces[0]) + len(pieces[1]), len(row) - 1 - start),
+    ]
+    expected = nll[[start + i for i in trained]].mean().item()
+    engine = make_engine(model, tokenizer)
+    metrics = engine.imitate(DEMONSTRATIONS[:1])
+    assert metrics["imitate/loss"] == pytest.approx(expected, abs=1e-6)
+    losses = [engine.imitate(DEMONSTRATIONS)["imitate/loss"] for _ in range(12)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_imitation_rate_rises_and_falls_linearly():
+    rates = [ImitationOptions(1.0, total_steps=6, warmup_steps=2).rate(i) for i in range(8)]
+    np.testing.assert_allclose(rates, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pieces": (("seen", False),)}, "d0: no trained piece"),
+        ({"pieces": (("x " * 200, True),)}, "d0: .* context holds 128"),
+    ],
+)
+def test_a_useless_demonstration_is_one_line(make_model, tokenizer, change, message):
+    engine = make_engine(make_model(), tokenizer)
+    with pytest.raises(DataError, match=message):
+        engine.imitate([replace(DEMONSTRATIONS[0], **change)])
+
+
+def run_steps(engine, steps):
+    """Imitate, sample and update; returns everything that was drawn and measured."""
+    log = []
+    for step in steps:
+        log.append(engine.imitate(DEMONSTRATIONS))
+        context = engine.policy.open([5, 9, 30])
+        requests = [SampleRequest(context, 10 * step + i, 6) for i in range(5)]
+        log += [(c.token_ids, c.logprobs) for c in engine.policy.sample(requests, SamplingParams())]
+        log.append(engine.update(SAMPLES, step))
+    return log
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_resumed_run_is_bit_identical(make_model, tokenizer, tmp_path, dtype):
+    updating = replace(UPDATING, epochs=2, objective=Objective(kl=0.1, entropy=0.01))
+
+    def fresh():
+        model = make_model().to(dtype)
+        return model, make_engine(model, tokenizer, updating, weight_decay=0.01)
+
+    straight, engine = fresh()
+    expected = run_steps(engine, range(4))
+    _, first = fresh()
+    log = run_steps(first, range(2))
+    first.save_checkpoint(tmp_path / "step")
+    resumed, second = fresh()
+    second.load_checkpoint(tmp_path / "step")
+    log += run_steps(second, range(2, 4))
+    assert log == expected
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_a_checkpoint_is_a_hugging_face_directory(make_model, tokenizer, tmp_path):
+    model = make_model()
+    engine = make_engine(model, tokenizer)
+    engine.save_checkpoint(tmp_path / "step")
+    engine.update(SAMPLES, 0)
+    engine.save_checkpoint(tmp_path / "step")
+    loaded = load_model(str(tmp_path / "step"), torch.float64)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name])
+    assert HfTokenizer.load(str(tmp_path / "step")).encode("karo") == tokenizer.encode("karo")
+    assert [path.name for path in tmp_path.iterdir()] == ["step"]
+    assert "graphpo" not in json.dumps(json.loads((tmp_path / "step/config.json").read_text()))
+
+
+def test_a_saved_model_has_no_optimiser_state(make_model, tokenizer, tmp_path):
+    model = make_model()
+    make_engine(model, tokenizer).save_model(tmp_path / "new/model")
+    loaded = load_model(str(tmp_path / "new/model"), torch.float64)
+    assert torch.equal(loaded.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
+    assert not (tmp_path / "new/model/optimizer.pt").exists()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
+    make_model, tokenizer, tmp_path, monkeypatch
+):
+    engine = make_engine(make_model(), tokenizer)
+    engine.save_checkpoint(tmp_path / "step")
+    before = sorted(path.name for path in (tmp_path / "step").iterdir())
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokenizer.hf, "save_pretrained", full)
+    with pytest.raises(RunError, match="No space left") as caught:
+        engine.save_checkpoint(tmp_path / "step")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["step"]
+    assert sorted(path.name for path in (tmp_path / "step").iterdir()) == before
+
+
+def test_loading_what_is_no_checkpoint_is_one_line(make_model, tokenizer, tmp_path):
+    engine = make_engine(make_model(), tokenizer)
+    engine.save_checkpoint(tmp_path / "step")
+    with pytest.raises(RunError, match=r"optimizer\.pt is missing"):
+        engine.load_checkpoint(tmp_path / "nothing")
+    bare = shutil.copytree(tmp_path / "step", tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        engine.load_checkpoint(bare)
+    other = make_engine(make_model("llama"), tokenizer)
+    with pytest.raises(RunError, match="another model"):
+        other.load_checkpoint(tmp_path / "step")

@@ -1,0 +1,142 @@
+"""The flat layout's gradient against one training row per edge, each with its full prefix."""
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.loss import Objective
+from graphpo_agent.engines.local.options import OptimizerOptions, UpdateOptions
+from tests.engines.graphs import edge_logprobs, random_sample, with_rollout_logprobs
+
+
+def norm_in_full_precision(self, hidden):
+    variance = hidden.pow(2).mean(-1, keepdim=True)
+    return self.weight * hidden * torch.rsqrt(variance + self.variance_epsilon)
+
+
+def per_edge_loss(model, samples, objective, aggregation, temperature=1.0, reference=None):
+    """Algorithm 1's stage 4, written token by token; returns the loss and whether a ratio clips."""
+    losses, clips = [], 0
+    for sample in samples:
+        edges = []
+        for node in range(1, len(sample.parent)):
+            span = np.arange(sample.offsets[node], sample.offsets[node + 1])
+            old = torch.tensor(sample.logprobs[span[sample.loss_mask[span]]].astype(np.float64))
+            if not len(old):
+                continue
+            new, entropy = edge_logprobs(model, sample, node, temperature)
+            loss = -objective.entropy * entropy
+            for advantage in sample.advantages[:, node]:
+                ratio = torch.exp(new - old)
+                clipped = torch.clip(ratio, 1 - objective.clip_low, 1 + objective.clip_high)
+                loss = loss - torch.minimum(ratio * advantage, clipped * advantage)
+                clips += int((ratio != clipped).sum())
+            if reference is not None:
+                with torch.no_grad():
+                    frozen, _ = edge_logprobs(reference, sample, node, temperature)
+                loss = loss + objective.kl * (torch.exp(frozen - new) - 1 - (frozen - new))
+            edges.append(loss)
+        losses.append(edges)
+    if aggregation == "token_mean":
+        return torch.cat([loss for edges in losses for loss in edges]).mean(), clips
+    graphs = [torch.stack([loss.mean() for loss in edges]).mean() for edges in losses]
+    return torch.stack(graphs).mean(), clips
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def engine_gradients(engine, model, samples):
+    """The gradients that reach the optimiser in one update."""
+    caught = []
+    engine._optimizer.register_step_pre_hook(lambda *_: caught.append(gradients(model)))
+    metrics = engine.update(samples, step=0)
+    (grads,) = caught
+    return grads, metrics
+
+
+def compare(make_model, tokenizer, samples, tolerance, family="qwen2", attention="sdpa", **options):
+    objective = options.pop("objective", Objective())
+    spread = options.pop("spread", 0.3)
+    model = make_model(family, spread=spread)
+    samples = [with_rollout_logprobs(model, s, 0.3, seed=i) for i, s in enumerate(samples)]
+    oracle = make_model(family, spread=spread)
+    oracle.set_attn_implementation(attention)
+    aggregation = options.get("loss_aggregation", "edge_mean")
+    loss, clips = per_edge_loss(oracle, samples, objective, aggregation)
+    loss.backward()
+    assert clips > 0, "the case must make the clip active"
+    engine = LocalEngine(
+        model,
+        tokenizer,
+        OptimizerOptions(max_grad_norm=float("inf"), max_tokens=120),
+        UpdateOptions(old_logprobs="rollout", objective=objective, **options),
+    )
+    grads, metrics = engine_gradients(engine, model, samples)
+    expected = gradients(oracle)
+    assert max(g.abs().max() for g in expected.values()) > 1e-3
+    worst = max(float((grads[name] - expected[name]).abs().max()) for name in expected)
+    assert worst <= tolerance, worst
+    assert metrics["update/loss"] == pytest.approx(loss.item(), abs=1e-8)
+    assert 0 < metrics["update/clip_fraction"] < 1
+
+
+SAMPLES = [random_sample(seed, num_nodes=4 + 3 * seed) for seed in range(5)]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_gradient_equals_one_row_per_edge(make_model, tokenizer, attention):
+    compare(make_model, tokenizer, SAMPLES, 1e-8, attention=attention, spread=0.02)
+
+
+@pytest.mark.parametrize(
+    ("family", "norm"), [("qwen2", Qwen2RMSNorm), ("qwen3", Qwen3RMSNorm), ("llama", LlamaRMSNorm)]
+)
+def test_gradient_equals_one_row_per_edge_to_rounding_without_the_norms_casts(
+    make_model, tokenizer, monkeypatch, family, norm
+):
+    monkeypatch.setattr(norm, "forward", norm_in_full_precision)
+    compare(make_model, tokenizer, SAMPLES, 1e-12, family=family)
+
+
+def test_gradient_of_separate_terms_token_mean_and_asymmetric_clipping(
+    make_model, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
+    samples = [random_sample(seed, terms=2) for seed in range(4)]
+    objective = Objective(clip_low=0.1, clip_high=0.28, entropy=0.01)
+    compare(
+        make_model, tokenizer, samples, 1e-12, objective=objective, loss_aggregation="token_mean"
+    )
+
+
+def test_gradient_with_kl_to_the_reference_at_a_sampling_temperature(
+    make_model, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
+    objective = Objective(kl=0.5)
+    model, oracle, reference = make_model(), make_model(), make_model()
+    samples = [with_rollout_logprobs(model, s, 0.2, temperature=0.7) for s in SAMPLES]
+    engine = LocalEngine(
+        model,
+        tokenizer,
+        OptimizerOptions(max_grad_norm=float("inf")),
+        UpdateOptions(old_logprobs="rollout", objective=objective, temperature=0.7),
+    )
+    torch.manual_seed(1)
+    drift = [0.01 * torch.randn_like(p) for p in model.parameters()]
+    with torch.no_grad():
+        for moved in (model, oracle):
+            for parameter, change in zip(moved.parameters(), drift, strict=True):
+                parameter += change
+    loss, _ = per_edge_loss(oracle, samples, objective, "edge_mean", 0.7, reference)
+    loss.backward()
+    grads, metrics = engine_gradients(engine, model, samples)
+    for name, expected in gradients(oracle).items():
+        torch.testing.assert_close(grads[name], expected, rtol=0, atol=1e-12)
+    assert metrics["update/reference_kl"] > 0

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+import torch
+
+from graphpo_agent.engines.local.loss import (
+    Objective,
+    clipped_objective,
+    loss_weights,
+    reverse_kl,
+    token_advantages,
+)
+from tests.engines.graphs import random_sample
+
+
+def per_token(ratios, advantages, objective=None, **more):
+    logprobs = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    result = clipped_objective(
+        logprobs,
+        torch.zeros(len(ratios), dtype=torch.float64),
+        torch.tensor(advantages, dtype=torch.float64),
+        more.get("entropies", torch.zeros(len(ratios), dtype=torch.float64)),
+        more.get("reference"),
+        objective or Objective(),
+    )
+    result.loss.sum().backward()
+    return result, logprobs.grad
+
+
+def test_weights_of_the_worked_example():
+    sample = random_sample(0, num_nodes=4)
+    object.__setattr__(sample, "parent", np.array([-1, 0, 0]))
+    object.__setattr__(sample, "offsets", np.array([0, 2, 3, 5]))
+    object.__setattr__(sample, "loss_mask", np.array([0, 0, 1, 1, 1], bool))
+    np.testing.assert_allclose(loss_weights([sample], "edge_mean"), [0, 0, 0.5, 0.25, 0.25])
+    third = 1 / 3
+    np.testing.assert_allclose(loss_weights([sample], "token_mean"), [0, 0, third, third, third])
+
+
+@pytest.mark.parametrize("aggregation", ["edge_mean", "token_mean"])
+def test_weights_sum_to_one_and_leave_observations_out(aggregation):
+    samples = [random_sample(seed) for seed in range(3)]
+    weights = loss_weights(samples, aggregation)
+    assert weights.sum() == pytest.approx(1.0)
+    mask = np.concatenate([sample.loss_mask for sample in samples])
+    assert ((weights > 0) == mask).all()
+
+
+def test_every_edge_with_a_trained_token_weighs_the_same():
+    sample = random_sample(1)
+    weights = loss_weights([sample], "edge_mean")
+    per_edge = np.add.reduceat(weights, sample.offsets[:-1])
+    trained = np.add.reduceat(sample.loss_mask, sample.offsets[:-1]) > 0
+    assert 0 < trained.sum() < len(sample.parent) - 1
+    np.testing.assert_allclose(per_edge[trained], 1 / trained.sum())
+    assert not per_edge[~trained].any()
+
+
+def test_an_edges_advantage_belongs_to_each_of_its_tokens():
+    sample = random_sample(2, terms=2)
+    spread = token_advantages([sample])
+    for node in range(1, len(sample.parent)):
+        span = slice(sample.offsets[node], sample.offsets[node + 1])
+        expected = np.broadcast_to(sample.advantages[:, node, None], spread[:, span].shape)
+        np.testing.assert_array_equal(spread[:, span], expected)
+
+
+def test_the_clip_cuts_gains_only_on_the_side_that_would_grow():
+    result, gradient = per_token(
+        [1.5, 1.5, 0.5, 0.5, 1.1], [[1.0, -1.0, 1.0, -1.0, 2.0]], Objective(0.2, 0.3)
+    )
+    np.testing.assert_allclose(result.loss.detach(), [-1.3, 1.5, -0.5, 0.8, -2.2])
+    assert result.clipped[0].tolist() == [True, False, False, True, False]
+    np.testing.assert_allclose(gradient, [0, 1.5, -0.5, 0, -2.2], atol=1e-15)
+
+
+def test_separate_terms_are_clipped_apart():
+    joint, _ = per_token([1.5], [[0.5 - 0.4]])
+    separate, _ = per_token([1.5], [[0.5], [-0.4]])
+    assert joint.loss.item() == pytest.approx(-1.2 * 0.1)
+    assert separate.loss.item() == pytest.approx(-1.2 * 0.5 + 1.5 * 0.4)
+
+
+def test_kl_and_entropy_enter_with_their_weights():
+    reference = torch.tensor([-0.5], dtype=torch.float64)
+    entropies = torch.tensor([1.7], dtype=torch.float64)
+    result, _ = per_token(
+        [1.0], [[0.0]], Objective(kl=0.1, entropy=0.01), reference=reference, entropies=entropies
+    )
+    expected = 0.1 * (np.exp(-0.5) - 1 + 0.5) - 0.01 * 1.7
+    assert result.loss.item() == pytest.approx(expected)
+
+
+def test_reverse_kl_is_unbiased_and_never_negative():
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = torch.randn(2, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
+    estimates = reverse_kl(policy, reference)
+    assert (estimates >= 0).all()
+    exact = (policy.exp() * (policy - reference)).sum()
+    torch.testing.assert_close((policy.exp() * estimates).sum(), exact)

@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPTJConfig, GPTJForCausalLM
+
+from graphpo_agent.engines.local.attention import attention, folded_attention, grouped_attention
+from graphpo_agent.engines.local.forward import check_flat_layout, score_tokens
+from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.errors import ModelError
+from graphpo_agent.graph.samples import TrainingSample
+from tests.engines.graphs import edge_logprobs, path_tokens, random_sample
+
+
+def visible_tokens(batch):
+    """For each place of the row the token ids that it sees, in path order, read off the buckets."""
+    seen = {}
+    padded = []
+    for bucket in batch.buckets:
+        for row, keys, own, path in zip(
+            bucket.queries, bucket.keys, bucket.own_lengths, bucket.path_lengths, strict=True
+        ):
+            for i, place in enumerate(row):
+                padded.append(int(place))
+                if i < own:
+                    seen[int(place)] = batch.token_ids[keys[: path - own + i + 1]].tolist()
+    assert [padded[i] for i in batch.order] == list(range(len(batch.token_ids)))
+    return seen
+
+
+def all_paths(samples):
+    """Source index → the token ids up to and including that token, by walking the graph."""
+    paths, start = {}, 0
+    for sample in samples:
+        for node in range(len(sample.parent)):
+            path = path_tokens(sample, node)
+            own = int(sample.offsets[node + 1] - sample.offsets[node])
+            for i in range(own):
+                source = start + int(sample.offsets[node]) + i
+                paths[source] = path[: len(path) - own + i + 1]
+        start += len(sample.token_ids)
+    return paths
+
+
+def check_packed(samples, batches):
+    paths = all_paths(samples)
+    trained = np.flatnonzero(np.concatenate([sample.loss_mask for sample in samples]))
+    sources = np.concatenate([batch.source for batch in batches])
+    assert sorted(sources) == trained.tolist()
+    num_tokens = sum(len(batch.token_ids) for batch in batches)
+    assert num_tokens == sum(len(sample.token_ids) for sample in samples)
+    for batch in batches:
+        seen = visible_tokens(batch)
+        for target, predictor, source in zip(
+            batch.targets, batch.predictors, batch.source, strict=True
+        ):
+            path = paths[int(source)]
+            assert seen[int(target)] == path
+            assert seen[int(predictor)] == path[:-1]
+            assert batch.position_ids[target] == len(path) - 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(4, 30)), min_size=1, max_size=5))
+def test_every_token_is_packed_once_and_sees_its_own_path(shapes):
+    samples = [random_sample(seed, num_nodes) for seed, num_nodes in shapes]
+    check_packed(samples, pack(samples, max_tokens=150))
+
+
+def test_stretches_longer_than_a_block_are_cut_without_a_gap():
+    lengths = [200, 300, 5, 140]
+    sample = random_sample(3, num_nodes=4)
+    num_tokens = sum(lengths)
+    sample = TrainingSample(
+        "long",
+        np.array([-1, 0, 1, 1]),
+        np.cumsum([0, *lengths]),
+        np.random.default_rng(0).integers(3, 300, num_tokens),
+        np.arange(num_tokens) >= 200,
+        np.zeros(num_tokens, np.float32),
+        np.zeros((1, 4)),
+    )
+    (batch,) = pack([sample], 10_000)
+    assert max(bucket.queries.shape[1] for bucket in batch.buckets) < 300
+    check_packed([sample], [batch])
+
+
+def test_an_edge_without_tokens_passes_its_context_on():
+    sample = TrainingSample(
+        "hole",
+        parent=np.array([-1, 0, 1, 1, 0]),
+        offsets=np.array([0, 3, 3, 5, 6, 8]),
+        token_ids=np.array([5, 6, 7, 8, 9, 10, 11, 12]),
+        loss_mask=np.array([0, 0, 0, 1, 1, 1, 1, 1], bool),
+        logprobs=np.zeros(8, np.float32),
+        advantages=np.zeros((1, 5)),
+    )
+    check_packed([sample], pack([sample], 100))
+
+
+def test_bins_hold_at_most_the_asked_tokens_unless_one_graph_is_larger():
+    samples = [random_sample(seed, 4 + seed) for seed in range(12)]
+    sizes = sorted(len(sample.token_ids) for sample in samples)
+    limit = sizes[-1] - 1
+    batches = pack(samples, limit)
+    assert [len(b.token_ids) for b in batches if len(b.token_ids) > limit] == [
+        s for s in sizes if s > limit
+    ]
+    assert len(batches) < len(samples)
+    assert pack([], 100) == []
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_scores_equal_those_of_one_row_per_edge(make_model, family):
+    model = make_model(family)
+    samples = [random_sample(seed) for seed in range(3)]
+    expected = []
+    with torch.no_grad():
+        for sample in samples:
+            for node in range(1, len(sample.parent)):
+                expected.append(torch.stack(edge_logprobs(model, sample, node, 0.8)))
+        with attention(model, "graphpo_flat"):
+            (batch,) = pack(samples, 10_000)
+            scores = score_tokens(model, batch, temperature=0.8)
+    order = np.argsort(batch.source)
+    logprobs, entropies = torch.cat(expected, 1)
+    torch.testing.assert_close(scores.logprobs[order], logprobs, rtol=0, atol=1e-8)
+    torch.testing.assert_close(scores.entropies[order], entropies, rtol=0, atol=1e-7)
+
+
+def test_blocks_of_logits_change_neither_scores_nor_gradients(make_model):
+    (batch,) = pack([random_sample(0), random_sample(1)], 10_000)
+    results = []
+    for max_logits in (10**9, 7 * 400):
+        model = make_model()
+        with attention(model, "graphpo_flat"):
+            scores = score_tokens(model, batch, 1.0, entropy_gradient=True, max_logits=max_logits)
+            (scores.logprobs.sin() + 0.3 * scores.entropies).sum().backward()
+        results.append([scores.logprobs, *(p.grad for p in model.parameters())])
+    for whole, blocks in zip(*results, strict=True):
+        torch.testing.assert_close(whole, blocks, rtol=0, atol=1e-10)
+
+
+def test_folding_heads_into_queries_equals_grouped_attention():
+    torch.manual_seed(0)
+    query = torch.randn(3, 6, 4, 8, dtype=torch.float64)
+    key, value = (torch.randn(3, 2, 9, 8, dtype=torch.float64) for _ in range(2))
+    mask = torch.zeros(3, 1, 4, 9, dtype=torch.float64)
+    mask[1, 0, :2, 5:] = -torch.inf
+    folded = folded_attention(query, key, value, mask, 0.5)
+    torch.testing.assert_close(folded, grouped_attention(query, key, value, mask, 0.5))
+
+
+def test_a_model_that_reshapes_its_logits_is_refused(make_model):
+    model = make_model()
+    check_flat_layout(model)
+    forward = model.forward
+
+    def capped(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits.tanh()
+        return output
+
+    model.forward = capped
+    with pytest.raises(ModelError, match="flat layout"):
+        check_flat_layout(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "extra", "message"),
+    [
+        (GPTJConfig, GPTJForCausalLM, {"rotary_dim": 4}, "attention interface"),
+        (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8}, "softcap"),
+    ],
+)
+def test_models_whose_attention_is_not_plain_are_refused(config, model, extra, message):
+    tiny = config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        **extra,
+    )
+    with pytest.raises(ModelError, match=message) as caught:
+        check_flat_layout(model(tiny).eval())
+    assert "\n" not in str(caught.value)

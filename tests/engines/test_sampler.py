@@ -1,0 +1,287 @@
+"""The sampler against a teacher-forced forward pass without any cache."""
+
+import numpy as np
+import pytest
+import torch
+
+from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.types import SampleRequest, SamplingParams
+
+SAMPLING = SamplingParams()
+
+
+def naive_logprobs(model, prefix, continuation, temperature=1.0):
+    """[n, V] log-probabilities at each token of ``continuation``: one row, no cache."""
+    ids = torch.tensor([[*prefix, *continuation]])
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[0]
+    start = len(prefix) - 1
+    return (logits[start : start + len(continuation)] / temperature).log_softmax(-1)
+
+
+def check_completion(model, prefix, completion, temperature=1.0, tolerance=1e-10):
+    expected = naive_logprobs(model, prefix, completion.token_ids, temperature)
+    picked = expected[torch.arange(len(expected)), torch.tensor(completion.token_ids)]
+    np.testing.assert_allclose(completion.logprobs, picked.numpy(), rtol=0, atol=tolerance)
+
+
+def requests_for(contexts, count, max_new_tokens=12, **options):
+    return [
+        SampleRequest(context, 1000 * c + s, max_new_tokens, **options)
+        for c, context in enumerate(contexts)
+        for s in range(count)
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_logprobs_equal_those_of_a_forward_pass_without_cache(family, make_model, tokenizer):
+    model = make_model(family)
+    policy = LocalPolicy(model, tokenizer)
+    prompts = [[5, 9, 30], [7] * 20, list(range(3, 50))]
+    requests = requests_for([policy.open(p) for p in prompts], 3)
+    for request, completion in zip(requests, policy.sample(requests, SAMPLING), strict=True):
+        prompt = prompts[request.seed // 1000]
+        assert completion.context.num_tokens == len(prompt) + len(completion.token_ids)
+        check_completion(model, prompt, completion)
+
+
+def test_single_precision_agrees_with_the_forward_pass(make_model, tokenizer):
+    model = make_model().float()
+    policy = LocalPolicy(model, tokenizer)
+    requests = requests_for([policy.open([5, 9, 30])], 8)
+    for completion in policy.sample(requests, SAMPLING):
+        check_completion(model, [5, 9, 30], completion, tolerance=1e-5)
+
+
+def test_drawn_tokens_invert_the_cumulative_distribution_at_the_seeds_numbers(
+    make_model, tokenizer
+):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    request = SampleRequest(policy.open([5, 9, 30]), 77, 10)
+    (completion,) = policy.sample([request], SamplingParams(temperature=0.7))
+    check_completion(model, [5, 9, 30], completion, temperature=0.7)
+    numbers = np.random.Generator(np.random.Philox(key=77)).random(10)
+    rows = naive_logprobs(model, [5, 9, 30], completion.token_ids, 0.7).exp().numpy()
+    for token, number, probs in zip(completion.token_ids, numbers, rows, strict=False):
+        below = probs[:token].sum()
+        assert below - 1e-9 <= number < below + probs[token] + 1e-9
+
+
+def test_temperature_zero_is_greedy_with_logprobs_of_temperature_one(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    (completion,) = policy.sample(
+        [SampleRequest(policy.open([4, 8]), 0, 9)], SamplingParams(temperature=0.0)
+    )
+    expected = naive_logprobs(model, [4, 8], completion.token_ids)
+    assert completion.token_ids == tuple(expected.argmax(-1).tolist())
+    check_completion(model, [4, 8], completion)
+
+
+def test_top_p_keeps_the_likeliest_tokens_and_reports_untruncated_logprobs(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    requests = requests_for([policy.open([4, 8])], 20, 6)
+    for completion in policy.sample(requests, SamplingParams(top_p=0.5)):
+        check_completion(model, [4, 8], completion)
+        for token, row in zip(
+            completion.token_ids, naive_logprobs(model, [4, 8], completion.token_ids), strict=True
+        ):
+            likelier = row.exp()[row > row[token]].sum()
+            assert likelier < 0.5
+
+
+def test_a_completion_does_not_depend_on_its_batch(make_model, tokenizer):
+    model = make_model()
+    prompts = [[5, 9, 30], [7] * 40, list(range(3, 20))]
+
+    def sampled(order, max_batch_bytes=2**30):
+        policy = LocalPolicy(model, tokenizer, max_batch_bytes)
+        contexts = [policy.open(p) for p in prompts]
+        requests = requests_for(contexts, 4)
+        completions = policy.sample([requests[i] for i in order], SAMPLING)
+        return dict(zip(order, completions, strict=True))
+
+    together = sampled(range(12))
+    variants = [sampled(range(11, -1, -1)), sampled(range(12), 60_000), sampled([3, 9])]
+    for variant in variants:
+        for i, completion in variant.items():
+            assert completion.token_ids == together[i].token_ids
+            np.testing.assert_allclose(
+                completion.logprobs, together[i].logprobs, rtol=0, atol=1e-12
+            )
+
+
+def test_siblings_continue_from_a_shared_node_and_observations_are_context(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompt = [5, 9, 30]
+    first = policy.sample(requests_for([policy.open(prompt)], 3, 5), SAMPLING)
+    for observation in ([], [40, 41]):
+        contexts = [policy.extend(c.context, observation) for c in first]
+        completions = policy.sample(requests_for(contexts, 2, 4), SAMPLING)
+        for i, completion in enumerate(completions):
+            prefix = [*prompt, *first[i // 2].token_ids, *observation]
+            assert completion.context.num_tokens == len(prefix) + len(completion.token_ids)
+            check_completion(model, prefix, completion)
+
+
+def test_every_prefix_token_is_computed_once(make_model, tokenizer):
+    policy = LocalPolicy(make_model(), tokenizer)
+    prompt = policy.open(range(3, 40))
+    assert policy.open(range(3, 40)) == prompt
+    policy.sample(requests_for([prompt, prompt], 4, 5), SAMPLING)
+    assert policy.take_prefilled_tokens() == 37
+    assert policy.take_prefilled_tokens() == 0
+    completions = policy.sample(requests_for([prompt], 2, 5), SAMPLING)
+    assert policy.take_prefilled_tokens() == 0
+    observed = [policy.extend(c.context, [9] * 6) for c in completions]
+    policy.sample(requests_for(observed, 3, 5), SAMPLING)
+    assert policy.take_prefilled_tokens() == 12
+
+
+def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    stem = policy.open([5, 6, 7])
+    branches = [policy.extend(stem, [10, 11]), policy.extend(stem, [12])]
+    twig = policy.extend(branches[0], [13, 14])
+    completions = policy.sample(requests_for([*branches, stem, twig], 1, 4), SAMPLING)
+    assert policy.take_prefilled_tokens() == 3 + 2 + 1 + 2
+    paths = [[5, 6, 7, 10, 11], [5, 6, 7, 12], [5, 6, 7], [5, 6, 7, 10, 11, 13, 14]]
+    for path, completion in zip(paths, completions, strict=True):
+        check_completion(model, path, completion)
+
+
+def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(make_model, tokenizer, monkeypatch):
+    monkeypatch.setattr("graphpo_agent.engines.local.sampler._PREFILL_BLOCK", 16)
+    monkeypatch.setattr("graphpo_agent.engines.local.cache._FIRST_CAPACITY", 32)
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompts = [[3 + i] * (40 + 7 * i) for i in range(4)]
+    contexts = [policy.open(p) for p in prompts]
+    for _ in range(2):
+        for i, completion in enumerate(policy.sample(requests_for(contexts, 1, 9), SAMPLING)):
+            check_completion(model, prompts[i], completion)
+
+
+class Script:
+    """A model output head that makes the policy say a given text, whatever the prompt."""
+
+    def __init__(self, model, tokenizer, text):
+        self.token_ids = tokenizer.encode(text)
+        self.position = 0
+        model.lm_head.register_forward_hook(self.override)
+
+    def override(self, _module, _inputs, logits):
+        forced = torch.full_like(logits, -50.0)
+        forced[..., self.token_ids[min(self.position, len(self.token_ids) - 1)]] = 50.0
+        self.position += 1
+        return forced
+
+
+def say(make_model, tokenizer, text, **options):
+    model = make_model()
+    Script(model, tokenizer, text)
+    policy = LocalPolicy(model, tokenizer)
+    options = {"max_new_tokens": len(tokenizer.encode(text))} | options
+    (completion,) = policy.sample([SampleRequest(policy.open([5]), 0, **options)], SAMPLING)
+    return tokenizer.decode(completion.token_ids), completion.finish_reason
+
+
+def test_a_stop_string_ends_the_text_with_the_token_that_completes_it(make_model, tokenizer):
+    text = "<search> karo </search> more"
+    said = say(make_model, tokenizer, text, stop=("</answer>", "</search>"))
+    assert said == ("<search> karo </search>", "stop")
+
+
+def test_a_stop_string_is_found_across_token_borders(make_model, tokenizer):
+    text = "xx zq!w? and on"
+    assert len(tokenizer.encode("zq!w")) > 2
+    assert say(make_model, tokenizer, text, stop=("zq!w",)) == ("xx zq!w", "stop")
+    assert say(make_model, tokenizer, "漢字 go", stop=("字",)) == ("漢字", "stop")
+
+
+def test_a_stop_string_inside_a_token_ends_with_that_token(make_model, tokenizer):
+    assert len(tokenizer.encode(" mentor")) == 1
+    assert say(make_model, tokenizer, "the mentor of", stop=("ent",)) == ("the mentor", "stop")
+
+
+def test_stop_strings_completed_before_the_least_number_of_tokens_do_not_count(
+    make_model, tokenizer
+):
+    text = ";a;b;c"
+    assert len(tokenizer.encode(text)) == 6
+    options = {"stop": (";",)}
+    assert say(make_model, tokenizer, text, **options) == (";", "stop")
+    assert say(make_model, tokenizer, text, min_new_tokens=2, **options) == (";a;", "stop")
+    assert say(make_model, tokenizer, text, min_new_tokens=3, **options) == (";a;", "stop")
+    assert say(make_model, tokenizer, text, min_new_tokens=6, **options) == (";a;b;c", "length")
+
+
+def test_the_end_of_sequence_token_ends_and_is_kept(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    Script(model, tokenizer, "x").token_ids = [30, 31, tokenizer.eos_id, 32]
+    request = SampleRequest(policy.open([5]), 0, 10)
+    (completion,) = policy.sample([request], SAMPLING)
+    assert completion.token_ids == (30, 31, tokenizer.eos_id)
+    assert completion.finish_reason == "eos"
+
+
+def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer):
+    model = make_model(limit=16)
+    policy = LocalPolicy(model, tokenizer)
+    assert policy.max_context_tokens == 16
+    requests = requests_for([policy.open([5] * 10), policy.open([5] * 16)], 2, 50)
+    for completion in policy.sample(requests, SAMPLING):
+        assert completion.context.num_tokens <= 16
+    full = policy.sample(requests[2:], SAMPLING)
+    assert [c.token_ids for c in full] == [(), ()]
+    assert [c.finish_reason for c in full] == ["length", "length"]
+
+
+def test_rows_of_very_different_length_end_apart(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    context = policy.open([5, 9, 30])
+    requests = [SampleRequest(context, s, 1 + 2 * s) for s in range(12)]
+    completions = policy.sample(requests, SAMPLING)
+    for request, completion in zip(requests, completions, strict=True):
+        if completion.finish_reason == "length":
+            assert len(completion.token_ids) == request.max_new_tokens
+        check_completion(model, [5, 9, 30], completion)
+    again = policy.sample(requests_for([c.context for c in completions], 1, 3), SAMPLING)
+    for before, completion in zip(completions, again, strict=True):
+        check_completion(model, [5, 9, 30, *before.token_ids], completion)
+
+
+def test_released_and_foreign_contexts_are_refused(make_model, tokenizer):
+    policy = LocalPolicy(make_model(), tokenizer)
+    context = policy.open([5])
+    policy.release()
+    with pytest.raises(ValueError, match="released"):
+        policy.sample([SampleRequest(context, 0, 1)], SAMPLING)
+    with pytest.raises(ValueError, match="at least one token"):
+        policy.open([])
+
+
+def test_sampling_leaves_the_models_own_attention_in_place(make_model, tokenizer):
+    model = make_model()
+    before = model.config._attn_implementation
+    policy = LocalPolicy(model, tokenizer)
+    policy.sample(requests_for([policy.open([5])], 1), SAMPLING)
+    assert model.config._attn_implementation == before
+
+
+def test_sampled_frequencies_follow_the_models_probabilities(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    requests = [SampleRequest(policy.open([5, 9]), s, 1) for s in range(4000)]
+    drawn = [c.token_ids[0] for c in policy.sample(requests, SAMPLING)]
+    probs = naive_logprobs(model, [5, 9], [0])[0].exp().numpy()
+    counts = np.bincount(drawn, minlength=len(probs))
+    common = probs > 0.01
+    z = (counts - 4000 * probs)[common] / np.sqrt(4000 * probs * (1 - probs))[common]
+    assert np.abs(z).max() < 4.5

@@ -1,0 +1,74 @@
+"""Tiny random models of three families and a tiny trained tokenizer, in the Hugging Face layout."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TAGS = ["<search>", "</search>", "<answer>", "</answer>"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = [
+    "who mentored karo venn in the year 1987, user assistant system search",
+    "the mentor of karo venn was born in the city of orla in 1921",
+    "1 + 1 = 2 ; 2 * 3 = 6 ; 12 - 4 = 8 .\nwhat is the answer to the question",
+]
+
+
+def save_tokenizer(directory: Path) -> None:
+    """A byte-level BPE tokenizer with ChatML control tokens and agent tags that are plain text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=360,
+        special_tokens=CONTROL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 5, trainer)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(directory)
+
+
+def tiny_model(
+    family: str, vocab_size: int, limit: int = 128, spread: float = 0.3
+) -> PreTrainedModel:
+    """A random float64 model; ``spread`` 0.3 makes its predictions far from uniform."""
+    config_class, model_class = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }[family]
+    torch.manual_seed(0)
+    config = config_class(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=limit,
+        initializer_range=spread,
+        tie_word_embeddings=family != "llama",
+    )
+    return model_class(config).double().eval()

@@ -1,0 +1,95 @@
+import json
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphpo_agent.report.charts import (
+    MAX_POINTS,
+    SMOOTH_FROM,
+    Line,
+    line_chart,
+    moving_mean,
+    ticks,
+)
+from graphpo_agent.report.numbers import compact, percent
+
+FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
+
+
+@given(FINITE, FINITE, st.integers(2, 6))
+def test_ticks_cover_the_values_evenly(a: float, b: float, count: int) -> None:
+    low, high = min(a, b), max(a, b)
+    marks = ticks(low, high, count)
+    slack = 1e-6 * max(1e-3, high - low)
+    assert marks[0] <= low + slack and marks[-1] >= high - slack
+    assert 2 <= len(marks) <= 3 * count
+    steps = np.diff(marks)
+    assert steps == pytest.approx(np.full(len(steps), steps[0]), rel=1e-3)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=40), st.integers(1, 10))
+def test_the_moving_mean_is_the_mean_of_the_last_values(values: list[float], window: int) -> None:
+    expected = [np.mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+    assert moving_mean(np.array(values), window) == pytest.approx(np.array(expected), abs=1e-9)
+
+
+def _line(count: int, noisy: bool = True, label: str = "reward") -> Line:
+    x = np.arange(count, dtype=np.float64)
+    return Line(label, x, np.linspace(0.2, 0.6, count), noisy)
+
+
+def _parse(lines: list[Line]) -> ElementTree.Element:
+    return ElementTree.fromstring(line_chart("Reward", lines, percent))
+
+
+def test_a_chart_says_where_its_lines_begin_and_end() -> None:
+    chart = _parse([_line(11), _line(11, label="greedy")])
+    assert chart.attrib["aria-label"] == (
+        "Reward: reward 20.0% at step 0, 60.0% at step 10; greedy 20.0% at step 0, 60.0% at step 10"
+    )
+    assert len(chart.findall(".//path[@class='line']")) == 2
+
+
+def test_one_point_is_a_dot_and_a_constant_line_has_an_axis() -> None:
+    chart = _parse([_line(1)])
+    assert len(chart.findall(".//circle")) == 1
+    flat = Line("mismatch", np.array([0.0, 1.0, 2.0]), np.full(3, 2e-6), False)
+    texts = [e.text for e in ElementTree.fromstring(line_chart("m", [flat], compact)).iter("text")]
+    assert {"0", "2e-06"} <= set(texts)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 7, 60, 1234])
+def test_the_horizontal_axis_counts_whole_steps(steps: int) -> None:
+    chart = _parse([_line(steps + 1)])
+    marks = [e.text or "" for e in chart.iter("text") if e.attrib["text-anchor"] == "middle"]
+    assert marks[0] == "0" and all(mark.isdecimal() for mark in marks)
+    assert int(marks[-1]) >= steps
+
+
+def test_only_noisy_lines_are_smoothed_and_only_when_long() -> None:
+    def paths(count: int, noisy: bool) -> int:
+        return len(_parse([_line(count, noisy)]).findall(".//path"))
+
+    assert paths(SMOOTH_FROM, noisy=True) == 2
+    assert paths(SMOOTH_FROM - 1, noisy=True) == paths(SMOOTH_FROM, noisy=False) == 1
+
+
+def test_a_long_run_is_thinned_by_means() -> None:
+    chart = _parse([_line(10 * MAX_POINTS)])
+    (points,) = json.loads(chart.attrib["data-points"])
+    assert len(points["x"]) == len(points["value"]) == MAX_POINTS
+    assert points["step"][0] == "4"  # the mean of steps 0 to 9, rounded half to even
+
+
+def test_the_axis_holds_the_confidence_band() -> None:
+    line = Line("a", np.array([0.0, 1.0]), np.array([0.5, 0.6]), False, np.array([np.nan, 0.3]))
+    chart = _parse([line])
+    assert len(chart.findall(".//path[@class='band']")) == 1
+    heights = [float(e.attrib["y1"]) for e in chart.findall(".//line")]
+    band = chart.find(".//path[@class='band']")
+    assert band is not None
+    ys = [float(pair.split()[1]) for pair in band.attrib["d"].strip("MZ").split("L")]
+    assert min(heights) <= min(ys) and max(ys) <= max(heights)

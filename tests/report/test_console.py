@@ -1,0 +1,118 @@
+import io
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphpo_agent.report.console import RunConsole, TimeLeft
+from tests.report.sample_run import metric_rows
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _watch(stream: io.StringIO, rows: list[dict[str, float]]) -> str:
+    console = RunConsole(stream)
+    console.start(len(rows) - 1, ["graphpo → runs/kb"])
+    for row in rows:
+        console.step(row)
+    console.close()
+    return stream.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_elsewhere_than_on_a_terminal_there_is_one_plain_line_per_step() -> None:
+    lines = _watch(io.StringIO(), metric_rows(12)).splitlines()
+
+    assert lines[0] == "graphpo → runs/kb"
+    names = "step, reward, held-out, length, entropy, merged, tokens, tok/s, left"
+    assert lines[1].split() == names.split(", ")
+    assert [line.split()[0] for line in lines[2:]] == [str(step) for step in range(13)]
+    assert "\x1b" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_held_out_accuracy_stands_on_evaluated_steps_only() -> None:
+    rows = metric_rows(12)
+    lines = _watch(io.StringIO(), rows).splitlines()[2:]
+
+    start = len("step  reward  ") + 1
+    cells = [line[start : start + len("held-out")].strip() for line in lines]
+    assert [bool(cell) for cell in cells] == ["eval/accuracy" in row for row in rows]
+    assert cells[0] == "21.0%"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 79, 200])
+def test_a_narrow_terminal_keeps_the_most_important_columns(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    header, *lines = _watch(io.StringIO(), metric_rows(3)).splitlines()[1:]
+
+    assert header.split()[:2] == ["step", "reward"]
+    assert max(len(line) for line in [header, *lines]) <= columns
+    assert ("tok/s" in header) == (columns >= 79)
+
+
+def test_what_is_not_known_is_a_dash_and_never_an_error() -> None:
+    line = _watch(io.StringIO(), [{}]).splitlines()[-1]
+    assert set(line.split()) == {"–"}
+
+
+def test_the_column_names_come_again_before_they_scroll_away() -> None:
+    lines = _watch(io.StringIO(), metric_rows(60)).splitlines()
+    headers = [i for i, line in enumerate(lines) if "reward" in line]
+    assert max(b - a for a, b in itertools.pairwise(headers)) <= 26
+
+
+def test_a_terminal_gets_a_bar_with_accuracy_and_time_left_and_its_cursor_back() -> None:
+    text = _watch(_Terminal(), [r for r in metric_rows(10) if r["step"] != 5])
+
+    assert "step 10/9 · held-out 21.0% → " in text
+    assert "100%" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_text_from_outside_is_not_read_as_markup() -> None:
+    stream = io.StringIO()
+    console = RunConsole(stream)
+    console.start(None, ["[bold]model[/bold]"])
+    console.note("[red]saved[/red]")
+    console.close()
+    console.close()
+    assert stream.getvalue() == "[bold]model[/bold]\n[red]saved[/red]\n"
+
+
+@given(
+    pace=st.floats(1e-5, 0.1),
+    start=st.floats(0, 1e4),
+    before=st.floats(0, 0.4),
+    steps=st.integers(2, 5),
+)
+def test_at_a_constant_pace_the_time_left_is_exact(
+    pace: float, start: float, before: float, steps: int
+) -> None:
+    clock = TimeLeft()
+    clock.update(before, start)
+    for step in range(1, steps):
+        progress = before + 0.1 * step
+        seconds = start + 0.1 * step / pace
+        assert clock.update(progress, seconds) == pytest.approx((1 - progress) / pace, rel=1e-6)
+
+
+def test_without_progress_the_time_left_is_unknown() -> None:
+    clock = TimeLeft()
+    assert math.isnan(clock.update(0.0, 5.0))
+    assert math.isnan(clock.update(math.nan, 6.0))
+    assert math.isnan(clock.update(0.0, 9.0))

@@ -1,0 +1,185 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphpo_agent.errors import GraphError, RunError
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.method import Credit
+from graphpo_agent.report.html import choose_graph, write_report
+from tests.report.sample_run import kb_graph, metric_rows, write_lines, write_sample_run
+
+
+class _Page(HTMLParser):
+    """Counts elements and gathers attributes that could load something, and the visible text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.classes: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "class":
+                self.classes += (value or "").split()
+            if name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                self.links.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def _credit_of(graph: RolloutGraph) -> Credit:
+    assert graph.given_classes is not None
+    (credit,) = GraphPO().assign_credit([graph], [graph.given_classes])
+    return credit
+
+
+def _report(run_dir: Path) -> tuple[str, _Page]:
+    path = write_report(run_dir, _credit_of)
+    assert path == run_dir / "report.html"
+    html = path.read_text(encoding="utf-8")
+    return html, _Page(html)
+
+
+def test_the_report_shows_headline_curves_graph_and_settings(tmp_path: Path) -> None:
+    _, page = _report(write_sample_run(tmp_path / "kb-graphpo", steps=40))
+
+    accuracy = f"21.0% → {100 * metric_rows(40)[-1]['eval/accuracy']:.1f}%"
+    for text in ("kb-graphpo", accuracy, "2m36s", "40 steps", "merge_threshold", "git_commit"):
+        assert text in page.text
+    assert page.classes.count("chart") == 20
+    assert page.classes.count("g-drawing") == 1
+    for heading in ("Learning", "Rollouts", "Credit and update", "Cost", "Settings"):
+        assert heading in page.text
+
+
+def test_the_page_loads_nothing_from_anywhere(tmp_path: Path) -> None:
+    html, page = _report(write_sample_run(tmp_path))
+
+    assert all(link.startswith("#") for link in page.links)
+    assert not {"link", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert page.tags.count("script") == 1
+    assert not re.search(r"@import|url\((?!#)", html)
+    addresses = set(re.findall(r"https?://[^\s\"'<)]+", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+
+
+def test_everything_from_outside_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    run = write_sample_run(tmp_path / "<img src=x>", steps=3)
+    graph = kb_graph(evil, seed=4)
+    for node in graph["nodes"]:
+        node["state"] = evil
+        node["key"] += evil
+    write_lines(run / "graphs.jsonl", [graph])
+    (run / "config.yaml").write_text(json.dumps({"method": {"name": evil}, evil: evil}))
+    (run / "manifest.json").write_text(json.dumps({"command": [evil], evil: evil}))
+    write_lines(run / "metrics.jsonl", [*metric_rows(2), {"step": 3, evil: 1.0}])
+
+    html, page = _report(run)
+    assert page.tags.count("script") == 1
+    assert "img" not in page.tags
+    assert html.count("<script") == 1
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, steps: int) -> None:
+    write_sample_run(tmp_path)
+    write_lines(tmp_path / "metrics.jsonl", metric_rows(20)[:steps])
+    _, page = _report(tmp_path)
+    expected = ["No step has been recorded yet", "One row has been recorded", "Reward in training"]
+    assert expected[steps] in page.text
+    assert ("chart" in page.classes) == (steps > 0)
+
+
+@pytest.mark.parametrize("name", ["graphs.jsonl", "config.yaml", "manifest.json", "metrics.jsonl"])
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_file_that_is_missing_or_empty_is_left_out(
+    tmp_path: Path, name: str, empty: bool
+) -> None:
+    run = write_sample_run(tmp_path, steps=3)
+    (run / name).unlink()
+    if empty:
+        (run / name).touch()
+    _, page = _report(run)
+    assert ("g-drawing" in page.classes) == (name != "graphs.jsonl")
+    assert ("merge_threshold" in page.text) == (name != "config.yaml")
+    assert ("git_commit" in page.text) == (name != "manifest.json")
+    assert ("chart" in page.classes) == (name != "metrics.jsonl")
+
+
+def test_any_metric_may_be_missing(tmp_path: Path) -> None:
+    rows = metric_rows(4)
+    for name in {name for row in rows for name in row} - {"step"}:
+        rest = [{k: v for k, v in row.items() if k != name} for row in rows]
+        write_lines(tmp_path / "metrics.jsonl", rest)
+        _report(tmp_path)
+
+
+def test_a_malformed_row_leaves_the_old_report_alone(tmp_path: Path) -> None:
+    run = write_sample_run(tmp_path, steps=3)
+    before, _ = _report(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl:5"):
+        write_report(run, _credit_of)
+    assert (run / "report.html").read_text(encoding="utf-8") == before
+
+
+def test_a_malformed_graph_is_named_by_file_and_line(tmp_path: Path) -> None:
+    run = write_sample_run(tmp_path, steps=3, num_graphs=2)
+    with (run / "graphs.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(GraphError, match=r"graphs\.jsonl.*3"):
+        write_report(run, _credit_of)
+
+
+def test_a_report_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    run = write_sample_run(tmp_path, steps=3)
+    (run / "report.html").mkdir()
+    names = sorted(path.name for path in run.iterdir())
+    with pytest.raises(RunError, match=r"cannot write .*report\.html"):
+        write_report(run, _credit_of)
+    assert sorted(path.name for path in run.iterdir()) == names
+
+
+def _chosen(tmp_path: Path, graphs: list[dict[str, Any]]) -> str:
+    write_lines(tmp_path / "graphs.jsonl", graphs)
+    choice = choose_graph(tmp_path / "graphs.jsonl")
+    assert choice is not None and choice[1] == len(graphs)
+    return choice[0].id
+
+
+def test_the_drawn_graph_is_the_one_that_shows_most(tmp_path: Path) -> None:
+    rich = kb_graph("rich", seed=4)
+    unmerged = kb_graph("unmerged", seed=4)
+    unanimous = kb_graph("unanimous", seed=4)
+    for node in unmerged["nodes"]:
+        node["class"] = node["id"]
+    for node in unanimous["nodes"]:
+        node["reward"] = 0.0 if node["terminal"] else None
+    large = kb_graph("large", seed=4, schedule=(8, 3, 3, 2, 1))
+    assert len(large["nodes"]) > 100
+
+    assert _chosen(tmp_path, [large, unmerged, rich, unanimous]) == "rich"
+    assert _chosen(tmp_path, [unanimous, unmerged, large]) == "unmerged"
+    assert _chosen(tmp_path, [large]) == "large"
+
+
+def test_a_graph_that_is_too_large_is_drawn_in_part_and_the_page_says_so(tmp_path: Path) -> None:
+    large = kb_graph("large", seed=4, schedule=(8, 3, 3, 2, 1))
+    write_lines(tmp_path / "graphs.jsonl", [large])
+    write_lines(tmp_path / "metrics.jsonl", metric_rows(2))
+    html, page = _report(tmp_path)
+    assert "The 100 nodes nearest the prompt are drawn" in page.text
+    assert html.count("data-node=") == 100 + 1  # and once in the script

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Model,
+)
+
+from graphpo_agent.data.toy_model import make_toy_tokenizer
+from graphpo_agent.errors import ModelError
+from graphpo_agent.rollout.encoder import EncoderEmbedder
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", "karo", "venn", "mentor", "born", "1987"]
+TEXTS = ["karo venn", "mentor", "karo venn mentor born 1987", "born", "karo venn born"]
+
+
+@pytest.fixture(scope="module", params=["bert", "qwen2"])
+def directory(request, tmp_path_factory):
+    """A tiny random encoder with its tokenizer; only the BERT one adds [CLS] and [SEP]."""
+    path = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+    if request.param == "bert":
+        words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        words.post_processor = processors.BertProcessing(sep=("[SEP]", 3), cls=("[CLS]", 2))
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", model_max_length=12
+        )
+        model = BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=12, **sizes))
+    else:
+        tokenizer = make_toy_tokenizer(TEXTS)
+        model = Qwen2Model(Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes))
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def alone(directory, text, pooling):
+    """One text through the model by itself: no padding, no batch."""
+    model = AutoModel.from_pretrained(directory).eval()
+    ids = AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0]
+    return {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[pooling].numpy()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_batches_give_what_each_text_gives_alone(directory, pooling, batch_size):
+    embedder = EncoderEmbedder(directory, pooling=pooling, normalize=False, batch_size=batch_size)
+    expected = np.stack([alone(directory, text, pooling) for text in TEXTS])
+    np.testing.assert_allclose(embedder.embed(TEXTS), expected, atol=1e-5)
+
+
+def test_normalised_rows_have_length_one_and_blank_text_is_zero(directory):
+    vectors = EncoderEmbedder(directory).embed(["karo", " ", "venn"])
+    assert vectors.dtype == np.float32 and vectors.shape == (3, 16)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 0, 1], atol=1e-5)
+    assert EncoderEmbedder(directory).embed([]).shape == (0, 16)
+
+
+def test_prefix_is_read_before_every_text(directory):
+    plain = EncoderEmbedder(directory).embed(["query : karo"])
+    np.testing.assert_allclose(
+        EncoderEmbedder(directory, prefix="query : ").embed(["karo"]), plain, atol=1e-6
+    )
+
+
+def test_long_texts_are_cut(directory):
+    text = "karo venn " * 50
+    embedder = EncoderEmbedder(directory, max_tokens=7)
+    np.testing.assert_allclose(embedder.embed([text]), embedder.embed([text + "born"]), atol=1e-6)
+    assert np.isfinite(EncoderEmbedder(directory, max_tokens=12).embed([text])).all()
+
+
+def test_checkpoint_without_some_weights_is_refused_not_filled_at_random(tmp_path, directory):
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(directory / "model.safetensors")
+    name = next(key for key in weights if "layer" in key)
+    save_file(
+        {key: weight for key, weight in weights.items() if key != name},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(ModelError, match="1 weights are missing"):
+        EncoderEmbedder(tmp_path)
+
+
+@pytest.mark.parametrize("spoil", ["missing", "empty", "no_weights", "bad_weights", "bad_config"])
+def test_unusable_model_is_one_clear_line(tmp_path, directory, spoil):
+    path = tmp_path / "encoder"
+    if spoil != "missing":
+        path.mkdir()
+    if spoil not in ("missing", "empty"):
+        for file in directory.iterdir():
+            (path / file.name).write_bytes(file.read_bytes())
+    if spoil == "no_weights":
+        (path / "model.safetensors").unlink()
+    if spoil == "bad_weights":
+        (path / "model.safetensors").write_bytes(b"\x00\x01")
+    if spoil == "bad_config":
+        (path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        EncoderEmbedder(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
