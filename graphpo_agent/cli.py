@@ -15,6 +15,10 @@ from graphpo_agent.methods import METHODS
 __all__ = ["main"]
 
 
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+"""What a full or forbidden disk answers; any other operating system error is a bug."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A usage mistake is one line, like every other mistake."""
 
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GraphPOError as error:
         return _fail(str(error))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in _DISK_ERRORS:
             raise
         where = f" ({error.filename})" if error.filename else ""
         return _fail(f"{error.strerror}{where}; what was complete before is still there")
@@ -64,8 +68,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", help="a YAML file, see configs/")
-    parser.add_argument("overrides", nargs="*", help="dotted overrides: train.steps=5 …")
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="CONFIG key=value",
+        help="a YAML file (see configs/; not with --resume), then overrides: train.steps=5 …",
+    )
     parser.add_argument("--resume", metavar="RUN", help="continue a run directory")
     parser.add_argument("--dry-run", action="store_true", help="print what would run, then stop")
     parser.set_defaults(run=_train)
@@ -74,7 +82,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace) -> int:
     from graphpo_agent.commands import train
 
-    return train(options.config, options.overrides, options.resume, options.dry_run)
+    return train(options.arguments, options.resume, options.dry_run)
 
 
 def _sft_arguments(parser: argparse.ArgumentParser) -> None:

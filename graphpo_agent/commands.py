@@ -35,17 +35,15 @@ from graphpo_agent.types import SamplingParams
 __all__ = ["evaluate_policy", "report", "rollout", "sft", "toy", "train"]
 
 
-def train(
-    config_path: str | None, overrides: Sequence[str], resume: str | None, dry_run: bool
-) -> int:
-    """``graphpo train``."""
-    if (config_path is None) == (resume is None):
-        raise ConfigError("train takes a configuration file or --resume RUN, one of them")
+def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
+    """``graphpo train``: a configuration and overrides, or overrides of a run to be resumed."""
     if resume is not None:
         run = RunDirectory.existing(Path(resume))
-        config = load_config(RunConfig, run.config_path, overrides)
+        config = load_config(RunConfig, run.config_path, arguments)
+    elif arguments:
+        config = load_config(RunConfig, arguments[0], arguments[1:])
     else:
-        config = load_config(RunConfig, str(config_path), overrides)
+        raise ConfigError("train takes a configuration file or --resume RUN")
     build_method(config.method)
     if dry_run:
         print(dump_config(config), end="")

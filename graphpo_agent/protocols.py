@@ -110,7 +110,7 @@ class Engine(Protocol):
         ...
 
     def update(self, samples: Sequence[Any], step: int) -> dict[str, float]:
-        """One PPO update (algorithm.md stage 4) from ``TrainingSample``s; returns metrics."""
+        """One PPO update (Algorithm 1, stage 4) from ``TrainingSample``s; returns metrics."""
         ...
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from graphpo_agent.build import build_engine, build_grower, build_method, build_
 from graphpo_agent.config import RunConfig
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.data.tasks import load_tasks
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.evals.heldout import Evaluation, evaluate
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.graph.samples import to_sample
@@ -47,10 +48,20 @@ class TrainResult:
 
 
 def prepare(config: RunConfig) -> Setup:
-    """Load data, model and tools of a run."""
+    """Load data, model and tools of a run.
+
+    Raises:
+        ConfigError: a step needs more tasks than there are.
+    """
+    tasks = load_tasks(Path(config.tasks.train))
+    if config.train.prompts_per_step > len(tasks):
+        raise ConfigError(
+            f"train.prompts_per_step is {config.train.prompts_per_step}, but {config.tasks.train} "
+            f"has {len(tasks)} tasks"
+        )
     heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
     return Setup(
-        tasks=load_tasks(Path(config.tasks.train)),
+        tasks=tasks,
         heldout=heldout[: config.train.eval_tasks],
         grower=build_grower(config),
         method=build_method(config.method),

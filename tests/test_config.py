@@ -51,7 +51,9 @@ def test_a_malformed_override_names_itself(override: str) -> None:
 
 def test_overrides_replace_values_and_make_sections() -> None:
     config = load_config(
-        RunConfig, KB, ["method.schedule=[3, 2]", "sampling.top_p=0.9", "train.token_budget=100_000"]
+        RunConfig,
+        KB,
+        ["method.schedule=[3, 2]", "sampling.top_p=0.9", "train.token_budget=100_000"],
     )
     assert config.method.name == "graphpo"
     assert config.method.schedule == (3, 2)

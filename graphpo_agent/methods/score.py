@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.graph.credit import CreditOptions
-from graphpo_agent.graph.equivalence import MergeOptions, find_classes
+from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
@@ -99,7 +99,7 @@ def score_file(source: str, out: str, method_name: str, options: ScoreOptions) -
 
 def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -> Iterator[str]:
     for batch in _batches(graphs):
-        classes = [_classes(graph, method, keep_classes) for graph in batch]
+        classes = _classes(batch, method, keep_classes)
         for graph, credit in zip(batch, method.assign_credit(batch, classes), strict=True):
             yield json.dumps(_record(graph, credit, method.name), allow_nan=False) + "\n"
 
@@ -110,10 +110,15 @@ def _batches(graphs: Iterable[RolloutGraph]) -> Iterator[Sequence[RolloutGraph]]
         yield batch
 
 
-def _classes(graph: RolloutGraph, method: Method, keep: bool) -> NDArray[np.int64]:
-    if keep and graph.given_classes is not None and method.merging.merge != "none":
-        return graph.given_classes
-    return find_classes(graph, method.merging)
+def _classes(graphs: Sequence[RolloutGraph], method: Method, keep: bool) -> list[NDArray[np.int64]]:
+    """The file's own classes where they are kept and complete, else those found."""
+    found = find_classes_many(graphs, method.merging)
+    if not keep or method.merging.merge == "none":
+        return found
+    return [
+        own if graph.given_classes is None else graph.given_classes
+        for graph, own in zip(graphs, found, strict=True)
+    ]
 
 
 def _record(graph: RolloutGraph, credit: Credit, method_name: str) -> dict[str, object]:

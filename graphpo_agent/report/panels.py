@@ -134,7 +134,7 @@ PANELS = (
     ),
     Panel(
         "Credit and update",
-        "KL to the reference",
+        "Divergence from the sampler",
         "nats per token",
         (("update/kl", "KL"),),
     ),

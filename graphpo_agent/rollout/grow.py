@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import RewardError
 from graphpo_agent.graph.budget import Allocation, Ledger
-from graphpo_agent.graph.equivalence import find_classes
+from graphpo_agent.graph.equivalence import find_classes_many
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
 from graphpo_agent.methods.method import Method
 from graphpo_agent.protocols import Embedder, Expander, Policy, RewardFn, StateDescriber
@@ -191,8 +191,8 @@ class Grower:
         by_graph: dict[int, list[int]] = {}
         for i, branch in enumerate(branches):
             by_graph.setdefault(id(branch.growing), []).append(i)
-        for indices in by_graph.values():
-            one = branches[indices[0]].growing
+        touched = [branches[indices[0]].growing for indices in by_graph.values()]
+        for one, indices in zip(touched, by_graph.values(), strict=True):
             nodes = [
                 self._new_node(
                     branches[i].node,
@@ -208,9 +208,11 @@ class Grower:
             one.statuses.extend(steps[i].status for i in indices)
             for i in indices:
                 _enter(one.ledger, steps[i], summary_tokens[i])
-            one.classes = find_classes(one.graph, method.merging)
             ended = np.array([steps[i].terminal for i in indices])
             one.active = first + np.flatnonzero(~ended)
+        found = find_classes_many([one.graph for one in touched], method.merging)
+        for one, classes in zip(touched, found, strict=True):
+            one.classes = classes
 
     def _describe(
         self, policy: Policy, method: Method, states: Sequence[PathState]

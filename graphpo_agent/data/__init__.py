@@ -1,0 +1,1 @@
+"""Task files, demonstrations and the generated toy worlds."""

@@ -1,0 +1,142 @@
+"""Task files and demonstration files.
+
+A task is one line ``{"id", "question", "answers": [str], "metadata": {}}`` (``metadata`` may be
+absent). A demonstration is one line ``{"id", "messages": [{"role", "content"}],
+"pieces": [{"text", "trained"}], "ends"}`` (``ends`` may be absent: true).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from graphpo_agent.data.jsonl import read_rows, write_rows
+from graphpo_agent.errors import DataError
+from graphpo_agent.types import Demonstration, Message, Task
+
+__all__ = ["load_demonstrations", "load_tasks", "write_demonstrations", "write_tasks"]
+
+T = TypeVar("T")
+
+_JSON_NAMES = {str: "a string", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def load_tasks(path: Path) -> list[Task]:
+    """Read a task file. Two tasks may ask the same question, but not have the same id.
+
+    Example: the line ``{"id": "kb-1", "question": "when: ...", "answers": ["1987"]}`` gives
+    ``Task(id="kb-1", question="when: ...", answers=("1987",), metadata={})``.
+
+    Raises:
+        DataError: with file, line and field, for a file without tasks or a row that cannot be used.
+    """
+    rows = _unique_rows(path, allowed={"id", "question", "answers", "metadata"})
+    tasks = [_task(place, row) for place, row in rows]
+    if not tasks:
+        raise DataError(f"{path}: holds no tasks")
+    return tasks
+
+
+def load_demonstrations(path: Path) -> list[Demonstration]:
+    """Read a demonstration file.
+
+    Raises:
+        DataError: with file, line and field, for an empty file or a row that cannot be used.
+    """
+    rows = _unique_rows(path, allowed={"id", "messages", "pieces", "ends"})
+    demonstrations = [_demonstration(place, row) for place, row in rows]
+    if not demonstrations:
+        raise DataError(f"{path}: holds no demonstrations")
+    return demonstrations
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    """Write a task file that ``load_tasks`` reads back; whole or not at all."""
+    write_rows(path, (_task_row(task) for task in tasks))
+
+
+def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) -> None:
+    """Write a file that ``load_demonstrations`` reads back; whole or not at all."""
+    write_rows(path, (_demonstration_row(demonstration) for demonstration in demonstrations))
+
+
+def _unique_rows(path: Path, allowed: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    first_place: dict[str, str] = {}
+    for place, row in read_rows(path):
+        for field in row:
+            if field not in allowed:
+                raise DataError(f"{place}: field '{field}' is not one of {sorted(allowed)}")
+        identifier = _field(place, row, "id", str)
+        if identifier in first_place:
+            raise DataError(
+                f"{place}: field 'id' repeats '{identifier}' of {first_place[identifier]}"
+            )
+        first_place[identifier] = place
+        yield place, row
+
+
+def _field(place: str, row: Mapping[str, Any], name: str, kind: type[T], label: str = "") -> T:
+    """``row[name]``, which must be there and of this type; ``label`` is its name in the message."""
+    label = label or name
+    if name not in row:
+        raise DataError(f"{place}: field '{label}' is missing")
+    if not isinstance(row[name], kind):
+        raise DataError(
+            f"{place}: field '{label}' must be {_JSON_NAMES[kind]}, found {row[name]!r:.40}"
+        )
+    return row[name]
+
+
+def _objects(place: str, row: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of the non-empty list ``row[name]``, each with its label."""
+    values = _field(place, row, name, list)
+    if not values:
+        raise DataError(f"{place}: field '{name}' must not be empty")
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise DataError(f"{place}: field '{name}[{index}]' must be an object")
+        yield f"{name}[{index}]", value
+
+
+def _task(place: str, row: Mapping[str, Any]) -> Task:
+    question = _field(place, row, "question", str)
+    if not question.strip():
+        raise DataError(f"{place}: field 'question' must not be empty")
+    answers = _field(place, row, "answers", list)
+    if not all(isinstance(answer, str) for answer in answers):
+        raise DataError(f"{place}: field 'answers' must hold strings, found {answers!r:.40}")
+    metadata = _field(place, {"metadata": {}, **row}, "metadata", dict)
+    return Task(row["id"], question, tuple(answers), metadata)
+
+
+def _demonstration(place: str, row: Mapping[str, Any]) -> Demonstration:
+    messages: list[Message] = []
+    for label, message in _objects(place, row, "messages"):
+        role = _field(place, message, "role", str, f"{label}.role")
+        content = _field(place, message, "content", str, f"{label}.content")
+        messages.append({"role": role, "content": content})
+    pieces: list[tuple[str, bool]] = []
+    for label, piece in _objects(place, row, "pieces"):
+        text = _field(place, piece, "text", str, f"{label}.text")
+        pieces.append((text, _field(place, piece, "trained", bool, f"{label}.trained")))
+    if not any(trained for _, trained in pieces):
+        raise DataError(f"{place}: field 'pieces' holds no trained piece")
+    ends = _field(place, {"ends": True, **row}, "ends", bool)
+    return Demonstration(row["id"], tuple(messages), tuple(pieces), ends)
+
+
+def _task_row(task: Task) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "question": task.question,
+        "answers": list(task.answers),
+        "metadata": dict(task.metadata),
+    }
+
+
+def _demonstration_row(demonstration: Demonstration) -> dict[str, Any]:
+    return {
+        "id": demonstration.id,
+        "messages": [dict(message) for message in demonstration.messages],
+        "pieces": [{"text": text, "trained": trained} for text, trained in demonstration.pieces],
+        "ends": demonstration.ends,
+    }

@@ -1,0 +1,114 @@
+"""Graphs as JSON lines, schema ``graphpo.graph/1``: one object per line.
+
+``{"schema": "graphpo.graph/1", "id": str, "nodes": [NODE, …]}``, nodes in creation order, the
+root first and parents before children. NODE::
+
+    {"id": int, "parent": int | null, "terminal": bool, "reward": float | null,
+     "embedding": [float] | {"f32": base64 of little-endian float32},
+     "key": str, "state": str, "tokens": [int], "num_tokens": int, "logprobs": [float],
+     "loss_mask": [0 | 1], "tree": int, "class": int}
+
+The second and later lines may be absent. Without a loss mask every token of an edge is trained;
+log-probabilities where the mask is 0 say nothing.
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphpo_agent.errors import GraphError
+from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.records import SCHEMA, parse_graph
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+
+__all__ = ["SCHEMA", "graph_to_json", "parse_graph", "read_graphs"]
+
+
+def read_graphs(path: str | Path) -> Iterator[RolloutGraph]:
+    """The graphs of a file, one by one; blank lines are skipped.
+
+    Raises:
+        GraphError: the file cannot be read, is empty, holds a graph id twice or a line that breaks
+            the schema: ``graphs.jsonl:12: node 7: reward 1.2 is outside [0, 1]``.
+    """
+    lines_by_id: dict[str, int] = {}
+    try:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(file, 1):
+                if not raw.strip():
+                    continue
+                try:
+                    graph = parse_graph(raw.decode("utf-8").rstrip())
+                except UnicodeDecodeError as error:
+                    raise GraphError(f"{path}:{number}: not UTF-8 at byte {error.start}") from None
+                except GraphError as error:
+                    raise GraphError(f"{path}:{number}: {error}") from None
+                if graph.id in lines_by_id:
+                    raise GraphError(
+                        f"{path}:{number}: graph id {graph.id!r} occurs twice, "
+                        f"first in line {lines_by_id[graph.id]}"
+                    )
+                lines_by_id[graph.id] = number
+                yield graph
+    except OSError as error:
+        raise GraphError(f"{path}: {error.strerror}") from None
+    if not lines_by_id:
+        raise GraphError(f"{path}: no graph in it")
+
+
+def graph_to_json(graph: RolloutGraph, classes: IntArray | None = None) -> str:
+    """One line that ``parse_graph`` reads back as the same graph, without the newline.
+
+    Args:
+        graph: the graph; float32 embeddings are written as base64.
+        classes: [n] equivalence classes as positions, written as ``class``.
+    """
+    nodes = [_node_record(graph, v) for v in range(graph.num_nodes)]
+    if classes is not None:
+        for node, name in zip(nodes, graph.node_ids[classes].tolist(), strict=True):
+            node["class"] = name
+    record = {"schema": SCHEMA, "id": graph.id, "nodes": nodes}
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+
+
+def _node_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
+    parent = int(graph.parent[v])
+    terminal = bool(graph.terminal[v])
+    record: dict[str, Any] = {
+        "id": int(graph.node_ids[v]),
+        "parent": None if parent < 0 else int(graph.node_ids[parent]),
+        "terminal": terminal,
+        "reward": float(graph.reward[v]) if terminal else None,
+    }
+    if graph.tree[v] >= 0:
+        record["tree"] = int(graph.tree[v])
+    if graph.keys[v] is not None:
+        record["key"] = graph.keys[v]
+    if graph.states[v] is not None:
+        record["state"] = graph.states[v]
+    if graph.embeddings is not None and graph.has_embedding[v]:
+        row = graph.embeddings[v]
+        if row.dtype == np.float32:
+            record["embedding"] = {"f32": base64.b64encode(row.astype("<f4").tobytes()).decode()}
+        else:
+            record["embedding"] = row.tolist()
+    return record | _token_record(graph, v)
+
+
+def _token_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
+    span = slice(graph.offsets[v], graph.offsets[v + 1])
+    record: dict[str, Any] = {}
+    if graph.has_tokens[v]:
+        record["tokens"] = graph.token_ids[span].tolist()
+    elif graph.num_tokens[v] != 1:
+        record["num_tokens"] = int(graph.num_tokens[v])
+    logprobs, loss_mask = graph.logprobs[span], graph.loss_mask[span]
+    if graph.parent[v] >= 0 and not loss_mask.all():
+        record["loss_mask"] = loss_mask.astype(int).tolist()
+    if not np.isnan(logprobs).all():
+        record["logprobs"] = np.where(loss_mask, logprobs, 0).tolist()
+    return record

@@ -1,0 +1,140 @@
+"""Graph + credit → what a trainer needs. See ``TrainingSample``."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpo_agent.errors import GraphError
+from graphpo_agent.graph.arrays import FloatArray
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+
+__all__ = ["PathRow", "TrainingSample", "to_path_rows", "to_sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """The tokens of one rollout graph, each direct edge's once, with their advantages.
+
+    Node 0 is the root (the prompt); every other node names the edge that leads to it. A node's
+    context is the concatenation of the tokens of its ancestors, root first, then its own.
+
+    Example: prompt ``[5, 6]``, two first edges ``[7]``, ``[8, 9]``, and ``[3]`` after the second::
+
+        parent      = [-1, 0, 0, 2]
+        offsets     = [0, 2, 3, 5, 6]
+        token_ids   = [5, 6, 7, 8, 9, 3]
+        loss_mask   = [0, 0, 1, 1, 1, 1]
+        advantages  = [[nan, 0.7, -0.7, -0.7]]
+
+    Attributes:
+        graph_id: names the graph in messages.
+        parent: [num_nodes] int64; -1 at the root; parents come before children.
+        offsets: [num_nodes + 1] int64; node v owns ``token_ids[offsets[v]:offsets[v + 1]]``.
+        token_ids: [num_tokens] int64.
+        loss_mask: [num_tokens] bool; True on tokens the policy sampled and that carry loss.
+        logprobs: [num_tokens] float32 behaviour log-probabilities; NaN where not sampled.
+        advantages: [num_terms, num_nodes] float64, NaN at the root. One term is the joint
+            objective (Eq. of section 3.5); two terms, clipped apart and summed, are
+            Algorithm 1's stage 4 (``objective: separate``).
+    """
+
+    graph_id: str
+    parent: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """One root-to-leaf path, the form that trainers of plain rows need.
+
+    Example, the second row of the sample above (the first owns the edge ``[7]``)::
+
+        token_ids  = [5, 6, 8, 9, 3]
+        loss_mask  = [0, 0, 1, 1, 1]
+        advantages = [[0, 0, -0.7, -0.7, -0.7]]
+
+    Attributes:
+        token_ids: [length] int64, the prompt first.
+        loss_mask: [length] bool; True on the trained tokens of the edges that this row owns.
+        logprobs: [length] float32; NaN where the policy did not sample.
+        advantages: [num_terms, length] float64; 0 wherever ``loss_mask`` is False.
+    """
+
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float64]
+
+
+def to_sample(graph: RolloutGraph, advantages: FloatArray) -> TrainingSample:
+    """The training sample of a graph: each direct edge once (Algorithm 1, stage 4).
+
+    Args:
+        graph: the rollout graph.
+        advantages: [num_terms, n]; NaN on an edge that no credit reached, which counts as 0.
+
+    Raises:
+        GraphError: the prompt's tokens, or tokens or log-probabilities of an edge, are unknown.
+    """
+    unknown = np.flatnonzero(~graph.has_tokens)
+    if len(unknown):
+        raise GraphError(_cannot_train(graph, int(unknown[0]), "tokens"))
+    silent = np.flatnonzero(graph.loss_mask & np.isnan(graph.logprobs))
+    if len(silent):
+        v = int(np.searchsorted(graph.offsets, silent, side="right")[0]) - 1
+        raise GraphError(_cannot_train(graph, v, "logprobs"))
+    on_edges = np.where(np.isnan(advantages), 0.0, advantages)
+    return TrainingSample(
+        graph_id=graph.id,
+        parent=graph.parent,
+        offsets=graph.offsets,
+        token_ids=graph.token_ids,
+        loss_mask=graph.loss_mask,
+        logprobs=graph.logprobs,
+        advantages=np.where(graph.parent >= 0, on_edges, np.nan),
+    )
+
+
+def to_path_rows(sample: TrainingSample) -> list[PathRow]:
+    """Root-to-leaf rows in which every direct edge is owned exactly once.
+
+    An edge belongs to the first row, in the order of the leaves, that runs through it; later rows
+    hold its tokens as context without loss.
+    """
+    num_nodes = len(sample.parent)
+    leaves = np.flatnonzero(np.bincount(sample.parent[1:], minlength=num_nodes) == 0)
+    owned = np.zeros(num_nodes, np.bool_)
+    rows: list[PathRow] = []
+    for leaf in leaves.tolist():
+        path = [leaf]
+        while sample.parent[path[-1]] >= 0:
+            path.append(int(sample.parent[path[-1]]))
+        rows.append(_path_row(sample, np.array(path[::-1]), owned))
+        owned[path] = True
+    return rows
+
+
+def _path_row(sample: TrainingSample, path: NDArray[np.int64], owned: NDArray[np.bool_]) -> PathRow:
+    lengths = sample.offsets[path + 1] - sample.offsets[path]
+    node = np.repeat(path, lengths)
+    first = np.repeat(sample.offsets[path] - (np.cumsum(lengths) - lengths), lengths)
+    token = first + np.arange(len(node))
+    loss_mask = sample.loss_mask[token] & ~owned[node]
+    return PathRow(
+        token_ids=sample.token_ids[token],
+        loss_mask=loss_mask,
+        logprobs=sample.logprobs[token],
+        advantages=np.where(loss_mask, sample.advantages[:, node], 0.0),
+    )
+
+
+def _cannot_train(graph: RolloutGraph, v: int, what: str) -> str:
+    return (
+        f"graph {graph.id!r}, node {graph.node_ids[v]}: cannot be trained on without {what}; "
+        "record them when sampling"
+    )

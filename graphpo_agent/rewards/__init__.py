@@ -1,0 +1,1 @@
+"""Verifiers: what a finished trajectory is worth."""

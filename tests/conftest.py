@@ -1,0 +1,15 @@
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import make_world
+
+
+@pytest.fixture(scope="session")
+def kb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("worlds"), "kb")
+
+
+@pytest.fixture(scope="session")
+def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("worlds"), "reach")

@@ -1,0 +1,124 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from graphpo_agent.data.tasks import load_demonstrations, load_tasks
+from graphpo_agent.data.toy_kb import KB_PHRASES, make_kb
+from graphpo_agent.data.toy_model import make_toy_model
+from graphpo_agent.data.toy_reach import make_reach, reach_phrases
+from graphpo_agent.errors import ConfigError
+from tools.search import format_documents
+
+
+def observation(documents):
+    return f"\n\n<information>{format_documents(documents).strip()}</information>\n\n"
+
+
+def texts_of(directory):
+    for demonstration in load_demonstrations(directory / "demonstrations.jsonl"):
+        yield demonstration.messages[0]["content"]
+        yield from (text for text, _ in demonstration.pieces)
+
+
+@pytest.fixture(scope="module")
+def kb(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("kb")
+    make_kb(
+        directory,
+        format_observation=observation,
+        num_train=500,
+        num_heldout=100,
+        num_demonstrations=1000,
+        num_entities=120,
+    )
+    size = make_toy_model(directory / "model", texts_of(directory), phrases=KB_PHRASES)
+    return directory, size, AutoTokenizer.from_pretrained(directory / "model")
+
+
+def pieces(tokenizer, text):
+    return [tokenizer.decode([i]) for i in tokenizer.encode(text, add_special_tokens=False)]
+
+
+def test_every_word_of_the_agents_transcript_is_one_token(kb):
+    directory, _, tokenizer = kb
+    demonstration = load_demonstrations(directory / "demonstrations.jsonl")[0]
+    first, last = demonstration.pieces[0][0], demonstration.pieces[-1][0]
+    assert len(pieces(tokenizer, first)) == 9
+    assert len(pieces(tokenizer, last)) == 7
+    assert len(pieces(tokenizer, demonstration.pieces[1][0])) <= 15
+    rendered = tokenizer.apply_chat_template(
+        demonstration.messages, add_generation_prompt=True, return_dict=False
+    )
+    assert len(rendered) <= 40
+
+
+def test_names_never_met_in_training_are_made_of_known_tokens(kb):
+    directory, _, tokenizer = kb
+    for task in load_tasks(directory / "heldout.jsonl"):
+        words = task.question.removeprefix("when: ").split()
+        assert pieces(tokenizer, task.question)[2:] == [f" {word}" for word in words]
+
+
+def test_any_text_survives_and_specials_are_what_the_model_says(kb):
+    directory, _, tokenizer = kb
+    for text in ("Ünïcode ✓ \n\n x  y", " Karo born 1987.", "<think></think>", " 1987 1954 12"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    config = json.loads((directory / "model" / "config.json").read_text())
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.eos_token_id == config["eos_token_id"]
+    assert (
+        tokenizer.pad_token == "<|endoftext|>" and tokenizer.pad_token_id != config["eos_token_id"]
+    )
+    tag = tokenizer.encode("<search>", split_special_tokens=True)
+    assert len(tag) == 1
+    assert tokenizer.decode(tag, skip_special_tokens=True) == "<search>"
+
+
+def test_the_chat_template_is_chatml(kb):
+    *_, tokenizer = kb
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_model_is_a_small_qwen2_with_tied_wide_embeddings(kb):
+    directory, size, tokenizer = kb
+    model = AutoModelForCausalLM.from_pretrained(directory / "model")
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert model.num_parameters() == size
+    assert 100_000 <= size <= 2_000_000
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+    logits = model(torch.tensor([tokenizer.encode("when: first")])).logits
+    assert logits.shape[-1] == len(tokenizer) and torch.isfinite(logits).all()
+
+
+def test_the_seed_decides_the_weights_and_the_callers_random_numbers_are_left_alone(tmp_path):
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        make_toy_model(tmp_path / name, ["one two"], seed=seed, hidden_size=16, num_layers=1)
+    assert torch.equal(before, torch.random.get_rng_state())
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_a_line_of_reach_has_four_tokens(tmp_path):
+    make_reach(tmp_path, num_train=200, num_heldout=100, num_demonstrations=300)
+    make_toy_model(tmp_path / "model", texts_of(tmp_path), phrases=reach_phrases(), hidden_size=32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert pieces(tokenizer, " +3 = 10 ; *2 = 20 ; -4 = 16") == (
+        [" +3", " =", " 10", " ;", " *2", " =", " 20", " ;", " -4", " =", " 16"]
+    )
+    for task in load_tasks(tmp_path / "heldout.jsonl"):
+        assert pieces(tokenizer, task.question) == [
+            "from",
+            *(f" {word}" for word in task.question.split()[1:]),
+        ]
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="hidden_size 20 must be an even multiple of num_heads 4"):
+        make_toy_model(tmp_path, ["one"], hidden_size=20, num_heads=4)

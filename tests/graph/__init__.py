@@ -1,0 +1,1 @@
+"""Tests of the graph core, against the slow oracle in ``oracle.py``."""

@@ -1,0 +1,65 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphpo_agent.rewards.qa import exact_match, normalize_answer, token_f1
+from graphpo_agent.types import Outcome, Task
+
+phrases = st.lists(st.sampled_from(["the", "Oak", "fir.", "1987", "yes", "a-b"]), max_size=5).map(
+    " ".join
+)
+
+
+def judged(reward, answer, *golds):
+    return reward(Task("t", "q", golds), Outcome(response="<answer>oak</answer>", answer=answer))
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        (" The Jean-Luc  Picard. ", "jeanluc picard"),
+        ("a an the", ""),
+        ("Theodore another", "theodore another"),
+        ("l'été «1987»", "lété «1987»"),
+        ("U.S.A.\n1,954", "usa 1954"),
+    ],
+)
+def test_normal_form(text, normal):
+    assert normalize_answer(text) == normal
+
+
+def test_any_accepted_answer_matches_and_only_the_answer_counts():
+    assert judged(exact_match, "the Oak!", "fir", "oak") == 1.0
+    assert judged(exact_match, "1954 1987", "1987 1954") == 0.0
+    assert judged(exact_match, None, "oak") == 0.0
+    assert judged(exact_match, "oak") == 0.0
+
+
+def test_f1_of_known_cases():
+    assert judged(token_f1, "born 1987", "1987") == pytest.approx(2 / 3)
+    assert judged(token_f1, "oak oak fir", "oak pine", "oak oak") == pytest.approx(4 / 5)
+    assert judged(token_f1, "yes indeed", "yes") == 0.0
+    assert judged(token_f1, "noanswer", "oak noanswer") == 0.0
+    assert judged(token_f1, None, "oak") == 0.0
+    assert judged(token_f1, "oak") == 0.0
+
+
+@given(answer=phrases, golds=st.lists(phrases, max_size=3))
+def test_f1_is_the_harmonic_mean_of_precision_and_recall(answer, golds):
+    def slow(gold):
+        got, want = normalize_answer(answer).split(), normalize_answer(gold).split()
+        if got == want:
+            return 1.0
+        if any(words in (["yes"], ["no"], ["noanswer"]) for words in (got, want)):
+            return 0.0
+        common = sum(min(Counter(got)[word], Counter(want)[word]) for word in set(got))
+        if common == 0:
+            return 0.0
+        precision, recall = common / len(got), common / len(want)
+        return 2 * precision * recall / (precision + recall)
+
+    expected = max(map(slow, golds), default=0.0)
+    assert judged(token_f1, answer, *golds) == pytest.approx(expected)
+    assert judged(exact_match, answer, *golds) <= judged(token_f1, answer, *golds)

@@ -1,0 +1,153 @@
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphpo_agent.errors import DataError
+from graphpo_agent.rewards.toy import (
+    ReachProgress,
+    facts_key,
+    reach_key,
+    reach_progress,
+    reach_reward,
+)
+from graphpo_agent.types import Document, Outcome, PathState, Task
+
+REACH = Task(
+    "r",
+    "from 7 to 23 with *2 +3 -4",
+    ("23",),
+    {"start": 7, "target": 23, "operations": ["*2", "+3", "-4"], "limit": 30},
+)
+FACTS = Task("k", "when: x", ("1987",), {"gold_documents": ["4", "12"]})
+
+
+def reward(response):
+    return reach_reward(REACH, Outcome(response))
+
+
+def state(task, response="", answer=None, found=()):
+    memory = SimpleNamespace(documents_found=tuple(Document(id_, "") for id_ in found))
+    return PathState(task, SimpleNamespace(num_tokens=0), 0, 0, response, answer, memory)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        " +3 = 10 ; *2 = 20 ; +3 = 23",
+        "*2 = 14 ; +3 = 17 ; +3 = 20 ; +3 = 23",
+        "  +3  =  10;*2 = 20 ;\n+3 = 23  ",
+        " +3 = 10 ; +3 = 13 ; +3 = 16 ; +3 = 19 ; +3 = 22 ; +3 = 25 ; -4 = 21 ; -4 = 17"
+        " ; +3 = 20 ; +3 = 23",
+    ],
+)
+def test_a_right_path_of_any_length_is_rewarded(response):
+    assert reward(response) == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        " +3 = 10 ; *2 = 20",  # not on the target
+        " +3 = 10 ; *2 = 20 ; +3 = 23 ;",  # not stopped
+        " +3 = 10 ; *2 = 20 ; +3 = 23 ; +3",  # stopped in the middle
+        " +3 = 10 ; *2 = 20 ; +3 = 23 ; -4 = 19",  # passed the target
+        " +5 = 12 ; *2 = 24 ; -1 = 23",  # operations that are not offered
+        " +3 = 11 ; *2 = 22 ; +3 = 23",  # wrong results
+        " +3 = 10 ; *2 = 20 ; *2 = 40 ; -4 = 36 ; -4 = 32 ; -4 = 28 ; -4 = 24 ; -4 = 23",
+        " +3 = 10 ; oh ; *2 = 20 ; +3 = 23",  # nonsense on the way
+        " +3 = 10 ;; *2 = 20 ; +3 = 23",
+        "+3 = 10 , *2 = 20 , +3 = 23",
+        "23",
+        " = 23",
+        " +16 = 23",
+        " +3 = 10 ; *2 = 20 ; +3 = 23 23",
+        " +3 = 1٠ ; *2 = 20 ; +3 = 23",
+    ],
+)
+def test_anything_else_is_not(response):
+    assert reward(response) == 0.0
+
+
+@given(st.text(max_size=60) | st.text("+-*23457; =", max_size=60))
+def test_no_text_breaks_the_verifier(response):
+    assert reward(response) in (0.0, 1.0)
+    assert isinstance(reach_key(state(REACH, response)), str)
+
+
+@given(
+    lines=st.lists(
+        st.sampled_from([" +3 = 10", " *2 = 20", " -4 = 3", " +3 = 9", " x", ""]), max_size=5
+    ),
+    cut=st.integers(0, 60),
+)
+def test_progress_agrees_with_following_the_lines_one_by_one(lines, cut):
+    text = "".join(f"{line} ;" for line in lines)[:cut]
+    number, legal = 7, True
+    for line in text.split(";")[:-1]:
+        words = line.split()
+        well_formed = len(words) == 3 and words[1] == "="
+        rule = {"+3": lambda x: x + 3, "*2": lambda x: 2 * x, "-4": lambda x: x - 4}
+        legal = bool(
+            legal and well_formed and number is not None and rule[words[0]](number) == int(words[2])
+        )
+        number = int(words[2]) if well_formed else None
+    progress = reach_progress(REACH, text)
+    assert progress == ReachProgress(number, legal, text.split(";")[-1].strip())
+
+
+def test_orders_that_reach_the_same_number_have_the_same_key():
+    one = reach_key(state(REACH, " +3 = 10 ; +3 = 13 ; *2 = 26 ; -4 = 22 ;"))
+    other = reach_key(state(REACH, " *2 = 14 ; +3 = 17 ; +3 = 20 ; +3 = 23 ; +3 = 26 ; -4 = 22 ;"))
+    assert one == other == "22 legal"
+
+
+def test_keys_tell_apart_what_cannot_be_continued_alike():
+    texts = [
+        "",
+        " +3",
+        " +3 =",
+        " +3 = 10",
+        " +3 = 10 ;",
+        " +3 = 11 ;",
+        " *2 = 10 ;",
+        " oh ;",
+        " +3 = 10 ; -4",
+    ]
+    keys = [reach_key(state(REACH, text)) for text in texts]
+    assert keys == [
+        "7 legal",
+        "7 legal +3",
+        "7 legal +3 =",
+        "10 legal .",
+        "10 legal",
+        "11 illegal",
+        "10 illegal",
+        "None illegal",
+        "10 legal -4",
+    ]
+
+
+def test_answers_with_the_same_last_number_have_the_same_key():
+    short = reach_key(state(REACH, " +3 = 10 ; *2 = 20 ; +3 = 23"))
+    assert (
+        short == reach_key(state(REACH, " *2 = 14 ; +3 = 17 ; +3 = 20 ; +3 = 23")) == "23 legal ."
+    )
+
+
+def test_facts_are_a_set_of_gold_documents_and_a_normalised_answer():
+    key = facts_key(state(FACTS, found=("12", "99", "4")))
+    assert key == facts_key(state(FACTS, found=("4", "12"))) == '["when: x", ["12", "4"], null]'
+    assert facts_key(state(FACTS, found=("12",))) != key
+    answered = facts_key(state(FACTS, answer=" 1987. ", found=("4",)))
+    assert answered == '["when: x", ["4"], "1987"]'
+    assert answered != facts_key(state(FACTS, answer="", found=("4",)))
+
+
+def test_tasks_of_another_world_are_refused_by_name():
+    with pytest.raises(DataError, match=r"task k: field 'metadata.start' is missing"):
+        reach_reward(FACTS, Outcome(""))
+    with pytest.raises(DataError, match=r"task r: field 'metadata.gold_documents' is missing"):
+        facts_key(state(REACH))

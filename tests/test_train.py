@@ -1,0 +1,251 @@
+"""Whole runs through the command line: both modes, all methods, stopped and resumed."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphpo_agent.cli import main
+from graphpo_agent.graph.jsonl import read_graphs
+from tests.worlds import ROOT, run_arguments
+
+METHODS = {
+    "graphpo": "method={name: graphpo, schedule: [3, 2], singleton: inherit}",
+    "graphpo_plus": "method={name: graphpo, schedule: [3, 2], backup: class, normalize: rms, "
+    "trajectory_weight: 1, reallocate: uncertain, singleton: inherit}",
+    "separate": "method={name: graphpo, schedule: [3, 2], objective: separate}",
+    "tree": "method={name: tree, schedule: [3, 2]}",
+    "grpo": "method={name: grpo, group_size: 4}",
+}
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    timed = ("time/", "tokens/per_second")
+    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows(run)]
+
+
+def weights(run: Path) -> bytes:
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    return (newest / "model.safetensors").read_bytes()
+
+
+def started(arguments: list[str], **settings: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "graphpo_agent.cli", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("world", ["kb", "reach"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_in_both_modes(
+    world: str, method: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place: Path = request.getfixturevalue(world)
+    run = tmp_path / "run"
+    overrides = [METHODS[method], "train.steps=2", "train.max_resample=1"]
+    assert main(["train", *run_arguments(place, run, *overrides)]) == 0
+    before, *steps = rows(run)
+    assert before["step"] == 0 and {"eval/accuracy", "eval/greedy_accuracy"} <= set(before)
+    assert [row["step"] for row in steps] == [1, 2]
+    assert steps[-1]["tokens/total"] == sum(row["tokens/generated"] for row in steps)
+    assert "eval/accuracy" in steps[-1]
+    assert {path.name for path in run.iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "graphs.jsonl",
+        "manifest.json",
+        "metrics.jsonl",
+        "report.html",
+    }
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["seed"] == 0 and manifest["versions"]["torch"]
+
+
+def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(kb: Path, tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert main(["train", *run_arguments(kb, whole)]) == 0
+    assert main(["train", *run_arguments(kb, halves, "train.steps=2")]) == 0
+    # The graph logs must be cut back to the checkpoint: leave something behind it.
+    with (halves / "graphs.jsonl").open("a") as file:
+        file.write("half a line that a crash left")
+    (halves / "config.yaml").write_text((whole / "config.yaml").read_text())
+    assert main(["train", "--resume", str(halves)]) == 0
+    assert weights(whole) == weights(halves) != (kb / "policy" / "model.safetensors").read_bytes()
+    # Step 2 was the last one in the first half, so it was also evaluated greedily there.
+    drop = {"progress", "eval/greedy_accuracy"}
+    stripped = [
+        [{k: v for k, v in row.items() if k not in drop} for row in without_times(run)]
+        for run in (whole, halves)
+    ]
+    assert stripped[0] == stripped[1]
+    assert (whole / "graphs.jsonl").read_text() == (halves / "graphs.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "state={kind: policy_summary, max_summary_tokens: 4, embedder: {kind: hashing}}",
+        "state={kind: key}",
+        "state={kind: key, function: 'graphpo_agent.rewards.toy:facts_key'}",
+    ],
+)
+def test_every_way_of_naming_a_state_runs(state: str, kb: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(kb, run, state, "train.steps=1")]) == 0
+    summary_tokens = rows(run)[1]["tokens/summary"]
+    assert (summary_tokens > 0) == ("policy_summary" in state)
+
+
+def test_another_seed_draws_other_rollouts(reach: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    for run, seed in zip(runs, (0, 0, 1), strict=True):
+        arguments = run_arguments(reach, run, f"seed={seed}", "train.steps=1")
+        assert main(["train", *arguments]) == 0
+    assert weights(runs[0]) == weights(runs[1]) != weights(runs[2])
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_last_step(reach: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    long = ["train.steps=30", "train.eval_every=100"]
+    assert main(["train", *run_arguments(reach, whole, *long)]) == 0
+    process = started(["train", *run_arguments(reach, killed, *long)])
+    wait_for(lambda: len(list(killed.glob("checkpoints/step-*"))) >= 2, process)
+    process.kill()
+    process.wait()
+    assert main(["train", "--resume", str(killed)]) == 0
+    assert weights(whole) == weights(killed)
+    assert without_times(whole) == without_times(killed)
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_status_130_and_one_line(reach: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = started(["train", *run_arguments(reach, run, "train.steps=500")])
+    wait_for(
+        lambda: (run / "checkpoints").exists() and any(run.glob("checkpoints/step-*")), process
+    )
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == "graphpo: interrupted\n"
+    assert not list(run.glob("checkpoints/.partial-*"))
+    assert main(["train", "--resume", str(run), f"train.steps={rows(run)[-1]['step'] + 1}"]) == 0
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(reach: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    kept = weights(run)
+
+    def no_large_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, 16_000))
+
+    process = started(["train", "--resume", str(run), "train.steps=3"], preexec_fn=no_large_files)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert error.count("\n") == 1 and error.startswith("graphpo: ")
+    assert weights(run) == kept
+    assert main(["train", "--resume", str(run), "train.steps=3"]) == 0
+
+
+def wait_for(happened: Any, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if happened():
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    raise AssertionError("nothing happened in two minutes")
+
+
+def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(kb, run, "train.steps=7"), "--dry-run"]) == 0
+    assert "steps: 7" in capsys.readouterr().out
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model.path=/nowhere/model", "/nowhere/model"),
+        ("tasks.train=/nowhere/tasks.jsonl", "/nowhere/tasks.jsonl"),
+        ("mode.tools.search.retriever.directory=/nowhere/index", "/nowhere/index"),
+        ("mode.tools.search.class=tools.search:Nonesuch", "tools.search:Nonesuch"),
+        ("mode.tools.search.depth=3", "depth"),
+        ("reward=graphpo_agent.rewards.qa:nonesuch", "nonesuch"),
+        ("state={kind: key, function: 'no_module:f'}", "no_module"),
+        ("train.prompts_per_step=2000", "prompts_per_step"),
+        ("method.merge_treshold=0.9", "merge_treshold: unknown key"),
+        ("method.schedule=[6,0]", "method.schedule.1"),
+    ],
+)
+def test_a_mistake_is_one_line_status_2_and_leaves_no_run(
+    override: str, says: str, kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(kb, run, override)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and says in error and error.startswith("graphpo: ")
+    assert not run.exists()
+
+
+def test_a_run_is_not_overwritten(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["train", *run_arguments(reach, run)]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_rollout_eval_score_and_report(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graphs, transcripts, credit = (tmp_path / name for name in ("g.jsonl", "t.jsonl", "c.jsonl"))
+    arguments = run_arguments(kb, tmp_path / "run")
+    assert main(["rollout", *arguments, "--count", "3", "--out", str(graphs)]) == 0
+    assert len(list(read_graphs(graphs))) == 3
+    assert main(["score", str(graphs), "--method", "graphpo", "--out", str(credit)]) == 0
+    assert len(credit.read_text().splitlines()) == 3
+    capsys.readouterr()
+    assert main(["eval", *arguments, "--samples", "2", "--out", str(transcripts)]) == 0
+    assert "8 tasks, 16 trajectories" in capsys.readouterr().out
+    lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
+    assert len(lines) == 16 and all(line["reward"] in (0.0, 0.5, 1.0) for line in lines)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corrupt_checkpoint_names_itself(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    progress = run / "checkpoints" / "step-000001" / "progress.json"
+    progress.write_text("{")
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
+    assert str(progress) in capsys.readouterr().err
+    assert main(["train", "--resume", str(tmp_path / "nothing")]) == 2

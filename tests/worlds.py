@@ -1,0 +1,57 @@
+"""Tiny worlds and policies for tests that run the whole program."""
+
+from pathlib import Path
+
+from graphpo_agent.cli import main
+from graphpo_agent.types import Outcome, Task
+
+ROOT = Path(__file__).parent.parent
+SIZES = {
+    "kb": ["num_train=24", "num_heldout=8", "num_demonstrations=64"],
+    "reach": ["num_train=24", "num_heldout=8", "num_demonstrations=64"],
+}
+
+
+def length_reward(task: Task, outcome: Outcome) -> float:
+    """A verifier that an untrained policy sometimes pleases: there is something to learn."""
+    return len(outcome.response) % 3 / 2
+
+
+def make_world(directory: Path, world: str) -> Path:
+    """A world with 24 tasks and a policy that was warm-started for two steps."""
+    place = directory / world
+    model = ["hidden_size=32", "num_layers=1", "num_heads=2"]
+    assert main(["data", "toy", world, str(place), "seed=0", *SIZES[world], *model]) == 0
+    assert main(["sft", str(ROOT / f"configs/toy/{world}_sft.yaml"), *sft_overrides(place)]) == 0
+    return place
+
+
+def sft_overrides(place: Path) -> list[str]:
+    return [
+        f"model.path={place / 'untrained'}",
+        f"demonstrations={place / 'demonstrations.jsonl'}",
+        f"output={place / 'policy'}",
+        "steps=2",
+        "batch_size=8",
+    ]
+
+
+def run_arguments(place: Path, output: Path, *overrides: str) -> list[str]:
+    """Configuration and overrides of a short run in a tiny world."""
+    world = place.name
+    arguments = [
+        str(ROOT / f"configs/toy/{world}.yaml"),
+        f"output={output}",
+        f"model.path={place / 'policy'}",
+        f"tasks.train={place / 'train.jsonl'}",
+        f"tasks.heldout={place / 'heldout.jsonl'}",
+        "reward=tests.worlds:length_reward",
+        "state={kind: text, embedder: {kind: hashing}}",
+        "train.prompts_per_step=3",
+        "train.steps=4",
+        "train.eval_every=2",
+        "update.minibatch_graphs=2",
+    ]
+    if world == "kb":
+        arguments.append(f"mode.tools.search.retriever.directory={place / 'index'}")
+    return [*arguments, *overrides]
