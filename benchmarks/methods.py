@@ -48,8 +48,8 @@ class World:
 
 
 WORLDS = {
-    "kb": World(schedule="[6,2,1,1]", group_size=10, token_budget=300_000),
-    "reach": World(schedule="[6,2,1,1]", group_size=13, token_budget=300_000),
+    "kb": World(schedule="[6,2,1,1]", group_size=10, token_budget=200_000),
+    "reach": World(schedule="[6,2,1,1]", group_size=10, token_budget=300_000),
 }
 
 

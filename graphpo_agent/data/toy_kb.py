@@ -40,8 +40,9 @@ LAST_NAMES = [
 RELATIONS = ["mentor", "rival", "partner", "cousin", "neighbor", "teacher"]
 ATTRIBUTES = ["born", "wed", "moved", "retired"]
 DISTRACTORS = ["tailor", "banker", "lawyer", "baker", "driver", "painter", "gardener", "cook"]
-YEARS = [str(year) for year in range(1950, 1990)]
+YEARS = [str(year) for year in range(1970, 1990)]
 CHAIN_MARKS = ("first", "second")
+ASIDE = "aside"
 
 KB_PHRASES = (
     "<think>",
@@ -72,22 +73,32 @@ class Chain:
     searches: tuple[Search, ...]
     year: str
 
-    @property
-    def text(self) -> str:
-        """How the question words it."""
-        relations = " ".join(relation for _, relation in self.searches)
-        return f"{self.searches[0][0]} {relations}"
+    def rest(self, found: int) -> str:
+        """What remains to be asked once ``found`` facts are known; the year when nothing does."""
+        if found == len(self.searches):
+            return self.year
+        relations = " ".join(relation for _, relation in self.searches[found:])
+        return f"{self.searches[found][0]} {relations}"
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What one demonstration does.
+    """What one demonstration thinks, searches and answers.
 
-    Example: ``Solution(turns=((1, ("Lita Bosdal", "rival")),), years=("1987", "1954"))`` searches
-    once, for the second chain, and then answers.
+    A thought holds a note of the fact just found, if it helps, and then a plan::
+
+        Solution(
+            turns=(
+                ("second Lita Bosdal rival", ("Lita Bosdal", "rival")),
+                ("second Karo Zedkin wed . first Domi Wornal mentor", ("Domi Wornal", "mentor")),
+            ),
+            conclusion="first 1987 second 1954",
+            years=("1987", "1954"),
+        )
     """
 
-    turns: tuple[tuple[int, Search], ...]
+    turns: tuple[tuple[str, Search], ...]
+    conclusion: str
     years: tuple[str, ...]
 
 
@@ -96,7 +107,7 @@ class Demonstrator:
     """How well the demonstrations are made.
 
     Attributes:
-        noise: probability that a search is for a random fact about an entity of the chain.
+        noise: probability that a search is an aside, for a random fact about a known entity.
         slip: probability, per year, that the answer states another year than the one found.
         hurry: probability, per turn, of answering before all facts are found.
         max_turns: turns at most, the answer included.
@@ -120,9 +131,9 @@ def make_kb(
     num_chains: int = 2,
     hops: int = 2,
     num_distractors: int = 0,
-    noise: float = 0.25,
-    slip: float = 0.15,
-    hurry: float = 0.06,
+    noise: float = 0.12,
+    slip: float = 0.08,
+    hurry: float = 0.02,
     max_turns: int = 8,
 ) -> None:
     """Write a world: ``train.jsonl heldout.jsonl demonstrations.jsonl corpus.jsonl index/``.
@@ -275,7 +286,7 @@ def _draw_chain(
 
 def _question(chains: Sequence[Chain]) -> str:
     marked = zip(CHAIN_MARKS, chains, strict=False)
-    return "when: " + " , ".join(f"{mark} {chain.text}" for mark, chain in marked)
+    return "when: " + " , ".join(f"{mark} {chain.rest(0)}" for mark, chain in marked)
 
 
 def _tasks(
@@ -299,25 +310,30 @@ def _demonstrate(
     demonstrator: Demonstrator,
 ) -> Solution:
     found = [0] * len(chains)
-    turns: list[tuple[int, Search]] = []
+    turns: list[tuple[str, Search]] = []
+    note = ""
     while len(turns) < demonstrator.max_turns - 1 and rng.random() >= demonstrator.hurry:
         open_chains = [row for row, chain in enumerate(chains) if found[row] < len(chain.searches)]
         if not open_chains:
             break
         row = rng.choice(open_chains)
-        search = chains[row].searches[found[row]]
-        if rng.random() < demonstrator.noise:
-            entity = rng.choice(chains[row].searches[: found[row] + 1])[0]
+        chain, mark = chains[row], CHAIN_MARKS[row]
+        search = chain.searches[found[row]]
+        aside = rng.random() < demonstrator.noise
+        if aside:
+            entity, _ = rng.choice(chain.searches[: found[row] + 1])
             search = (entity, rng.choice((*relations, *ATTRIBUTES)))
-        turns.append((row, search))
-        found[row] += search == chains[row].searches[found[row]]
-    years = [
+        turns.append((f"{note}{ASIDE if aside else mark} {' '.join(search)}", search))
+        found[row] += not aside
+        note = "" if aside else f"{mark} {chain.rest(found[row])} . "
+    years = tuple(
         chain.year
         if found[row] == len(chain.searches) and rng.random() >= demonstrator.slip
         else rng.choice(YEARS)
         for row, chain in enumerate(chains)
-    ]
-    return Solution(tuple(turns), tuple(years))
+    )
+    conclusion = " ".join(f"{mark} {year}" for mark, year in zip(CHAIN_MARKS, years, strict=False))
+    return Solution(tuple(turns), note + conclusion, years)
 
 
 def _observations(
@@ -344,11 +360,10 @@ def _demonstration(
     observe: Mapping[Search, str],
 ) -> Demonstration:
     pieces: list[tuple[str, bool]] = []
-    for row, search in solution.turns:
-        query = " ".join(search)
-        step = "begin" if search[0] == chains[row].searches[0][0] else "follow"
-        text = f"<think> {CHAIN_MARKS[row]} {step}</think><search> {query}</search>"
+    for thought, search in solution.turns:
+        text = f"<think> {thought}</think><search> {' '.join(search)}</search>"
         pieces += [(text, True), (observe[search], False)]
-    pieces.append((f"<think> done</think><answer> {' '.join(solution.years)}</answer>", True))
+    answer = " ".join(solution.years)
+    pieces.append((f"<think> {solution.conclusion}</think><answer> {answer}</answer>", True))
     messages = ({"role": "user", "content": _question(chains)},)
     return Demonstration(identifier, messages, tuple(pieces), ends=False)

@@ -257,6 +257,21 @@ def test_rows_of_very_different_length_end_apart(make_model, tokenizer):
         check_completion(model, [5, 9, 30, *before.token_ids], completion)
 
 
+def test_rows_that_end_with_their_first_token_leave_the_others_right(make_model, tokenizer):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompts = [[5, 9, 30], [7] * 20, [3, 4]]
+    contexts = [policy.open(prompt) for prompt in prompts]
+    short, long, shorter = contexts
+    requests = [
+        SampleRequest(short, 1, 1),
+        SampleRequest(long, 2, 9),
+        SampleRequest(shorter, 3, 1),
+    ]
+    for prompt, completion in zip(prompts, policy.sample(requests, SAMPLING), strict=True):
+        check_completion(model, prompt, completion)
+
+
 def test_released_and_foreign_contexts_are_refused(make_model, tokenizer):
     policy = LocalPolicy(make_model(), tokenizer)
     context = policy.open([5])

@@ -91,7 +91,8 @@ class BatchCache(Cache):
         return sum(keys.nbytes + values.nbytes for keys, values in self._buffers)
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Drop all rows but the given ones."""
+        """Drop all rows but the given ones, before or after the first tokens were written."""
+        self._prefix_slots = self._prefix_slots[rows]
         self._buffers = [(keys[rows], values[rows]) for keys, values in self._buffers]
 
     def store(self, rows: Tensor, columns: Tensor, slots: Tensor) -> None:
