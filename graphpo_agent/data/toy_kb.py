@@ -131,9 +131,9 @@ def make_kb(
     num_chains: int = 2,
     hops: int = 2,
     num_distractors: int = 0,
-    noise: float = 0.12,
-    slip: float = 0.08,
-    hurry: float = 0.02,
+    noise: float = 0.25,
+    slip: float = 0.18,
+    hurry: float = 0.06,
     max_turns: int = 8,
 ) -> None:
     """Write a world: ``train.jsonl heldout.jsonl demonstrations.jsonl corpus.jsonl index/``.
