@@ -111,6 +111,16 @@ def turns_of(demonstration):
     return [text for text, trained in demonstration.pieces if trained]
 
 
+SEARCH_TURN = re.compile(
+    r"<think> (?:(?P<note>[^.<]+) \. )?(?P<mark>first|second|aside) (?P<plan>[^.<]+)</think>"
+    r"<search> (?P<query>[^<]+)</search>"
+)
+LAST_TURN = re.compile(
+    r"<think> (?:(?P<note>[^.<]+) \. )?first (?P<one>\d{4}) second (?P<two>\d{4})</think>"
+    r"<answer> (?P<answer>\d{4} \d{4})</answer>"
+)
+
+
 def test_demonstrations_hold_what_the_retriever_really_returns(tmp_path):
     train, _ = world(tmp_path)
     retriever = Bm25Retriever(tmp_path / "index")
@@ -120,12 +130,35 @@ def test_demonstrations_hold_what_the_retriever_really_returns(tmp_path):
         assert not d.ends
         assert [trained for _, trained in d.pieces] == [True, False] * (len(d.pieces) // 2) + [True]
         for (turn, _), (seen, _) in zip(d.pieces[::2], d.pieces[1::2], strict=False):
-            query = re.fullmatch(
-                r"<think> (?:first|second) (?:begin|follow)</think><search> (.*)</search>", turn
-            )
-            assert query is not None
-            assert seen == observation(retriever.search([query[1]], 1)[0])
-        assert re.fullmatch(r"<think> done</think><answer> \d{4} \d{4}</answer>", d.pieces[-1][0])
+            match = SEARCH_TURN.fullmatch(turn)
+            assert match is not None and match["plan"] == match["query"]
+            assert seen == observation(retriever.search([match["query"]], 1)[0])
+        last = LAST_TURN.fullmatch(d.pieces[-1][0])
+        assert last is not None and last["answer"] == f"{last['one']} {last['two']}"
+
+
+def test_a_note_repeats_what_was_just_found_and_what_it_leads_to(tmp_path):
+    world(tmp_path, hops=3)
+    num_notes = 0
+    for d in load_demonstrations(tmp_path / "demonstrations.jsonl"):
+        turns, seen = turns_of(d), [text for text, trained in d.pieces if not trained]
+        for before, observed, turn in zip(turns, seen, turns[1:], strict=False):
+            mark = SEARCH_TURN.fullmatch(before)["mark"]
+            note = (SEARCH_TURN.fullmatch(turn) or LAST_TURN.fullmatch(turn))["note"]
+            if mark == "aside":
+                assert note is None
+                continue
+            num_notes += 1
+            value = observed.split(" : ")[1].removesuffix("</information>\n\n")
+            asked = {part.split()[0]: part.split()[3:] for part in chains_of(d)}[mark]
+            assert note.startswith(f"{mark} {value}")
+            left = note.removeprefix(f"{mark} {value}").split()
+            assert asked[len(asked) - len(left) :] == left
+    assert num_notes > 100
+
+
+def chains_of(demonstration):
+    return demonstration.messages[0]["content"].removeprefix("when: ").split(" , ")
 
 
 def accuracy(directory, train):

@@ -1,0 +1,122 @@
+"""How hard are the worlds? The share of prompts whose plain samples have mixed rewards, per knob.
+
+A prompt teaches a chain method something only if some of its samples are right and some wrong.
+Each setting generates a world, takes the warm-started policy of ``benchmarks/methods.py`` as it
+is, and samples 8 independent trajectories of each of 200 held-out tasks at temperature 1.
+
+    python benchmarks/difficulty.py          # about 4 minutes on one core
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import methods as comparison
+import numpy as np
+import torch
+
+from graphpo_agent.build import build_engine, build_grower
+from graphpo_agent.config import RunConfig, load_config
+from graphpo_agent.data.tasks import load_tasks
+from graphpo_agent.evals.heldout import evaluate
+from graphpo_agent.toy import make_toy
+from graphpo_agent.types import SamplingParams
+
+SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Knobs of the generated world, and of the environment that the policy meets in it."""
+
+    name: str
+    knobs: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+SETTINGS = {
+    "reach": [
+        Setting("distance 1 to 2", ("min_distance=1", "max_distance=2")),
+        Setting("distance 2 to 4", ("min_distance=2", "max_distance=4")),
+        Setting("distance 4 to 6 (default)"),
+        Setting("distance 6 to 8", ("min_distance=6", "max_distance=8")),
+        Setting("distance 4 to 6, 6 lines at most", (), ("mode.max_response_tokens=24",)),
+        Setting("distance 4 to 6, 5 lines at most", (), ("mode.max_response_tokens=20",)),
+    ],
+    "kb": [
+        Setting("1 hop", ("hops=1",)),
+        Setting("2 hops (default)"),
+        Setting("2 hops, 6 turns at most", (), ("mode.max_turns=6",)),
+        Setting("2 hops, 5 turns at most", (), ("mode.max_turns=5",)),
+        Setting("3 hops, 10 turns at most", ("hops=3",), ("mode.max_turns=10",)),
+        Setting("3 hops", ("hops=3",)),
+    ],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--worlds", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--tasks", type=int, default=200)
+    parser.add_argument("--work", type=Path, default=comparison.ROOT / "runs" / "benchmark")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for world in options.worlds:
+        comparison.prepare(world, options.work)
+        rows += [
+            measure(world, setting, options.tasks, options.work) for setting in SETTINGS[world]
+        ]
+    write(rows)
+
+
+def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[str, str | float]:
+    """Sample one setting."""
+    place = work / "difficulty"
+    make_toy(world, place, ["num_demonstrations=200", "seed=0", *setting.knobs])
+    overrides = [f"model.path={work / world / 'policy'}", *setting.overrides]
+    if world == "kb":
+        overrides.append(f"mode.tools.search.retriever.directory={place / 'index'}")
+    path = comparison.ROOT / f"configs/toy/{world}.yaml"
+    config = load_config(RunConfig, path, overrides)
+    tasks = load_tasks(place / "heldout.jsonl")[:num_tasks]
+    evaluation, rollouts = evaluate(
+        build_grower(config), build_engine(config).policy, tasks, SAMPLES, SamplingParams(), seed=0
+    )
+    solved = np.array([np.nansum(rollout.graph.reward) for rollout in rollouts])
+    row = {
+        "world": world,
+        "setting": setting.name,
+        "accuracy": evaluation.accuracy,
+        "mixed prompts": float(np.mean((solved > 0) & (solved < SAMPLES))),
+        "response tokens": evaluation.response_tokens,
+    }
+    print(row, flush=True)
+    return row
+
+
+def write(rows: Sequence[dict[str, str | float]]) -> None:
+    """Table and raw numbers."""
+    lines = [
+        f"Share of prompts with mixed rewards among {SAMPLES} plain samples at temperature 1, for",
+        "the warm-started policy of each world.",
+        "",
+        "| world | setting | accuracy | mixed prompts | response tokens |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row['world']} | {row['setting']} | {row['accuracy']:.1%} "
+        f"| {row['mixed prompts']:.0%} | {row['response tokens']:.1f} |"
+        for row in rows
+    ]
+    (comparison.RESULTS / "difficulty.md").write_text("\n".join(lines) + "\n")
+    (comparison.RESULTS / "difficulty.json").write_text(json.dumps(rows, indent=1) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
