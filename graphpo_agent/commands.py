@@ -15,6 +15,7 @@ from graphpo_agent.build import (
 )
 from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
+from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.evals.heldout import evaluate
 from graphpo_agent.graph.equivalence import find_classes
@@ -62,7 +63,7 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
         result = train_policy(config, setup, run, console, resume is not None)
     finally:
         console.close()
-    page = _write_report(run.path, config)
+    page = _write_report(run, config)
     if result.before is not None and result.after is not None:
         print(
             f"held-out accuracy {result.before.accuracy:.1%} → {result.after.accuracy:.1%} "
@@ -143,7 +144,7 @@ def report(run_directory: str) -> int:
     """``graphpo report``: write the page of a run again."""
     run = RunDirectory.existing(Path(run_directory))
     config = load_config(RunConfig, run.config_path)
-    print(f"report: {_write_report(run.path, config)}")
+    print(f"report: {_write_report(run, config)}")
     return 0
 
 
@@ -170,7 +171,10 @@ def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
             yield json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def _write_report(run_path: Path, config: RunConfig) -> Path:
+def _write_report(run: RunDirectory, config: RunConfig) -> Path:
+    """The page; with a checkpoint's tokenizer it also shows what the edges say."""
+    checkpoints = run.checkpoints()
+    decode = HfTokenizer.load(str(checkpoints[-1])).decode if checkpoints else None
     method = build_method(config.method)
 
     def credit_of(graph: RolloutGraph) -> Credit:
@@ -179,7 +183,7 @@ def _write_report(run_path: Path, config: RunConfig) -> Path:
             classes = find_classes(graph, method.merging)
         return method.assign_credit([graph], [classes])[0]
 
-    return write_report(run_path, credit_of)
+    return write_report(run.path, credit_of, decode)
 
 
 def _set_threads(threads: int | None) -> None:

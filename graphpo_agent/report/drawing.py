@@ -151,6 +151,7 @@ def node_facts(
 
 def _cut(text: str) -> str:
     text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # XML forbids controls
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 

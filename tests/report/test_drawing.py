@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphpo_agent.graph.jsonl import read_graphs
-from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Credit
@@ -183,3 +183,12 @@ def test_long_texts_are_cut(tmp_path: Path) -> None:
     state = dict(node_facts(graph, _graphpo(graph), 0))["state"]
     assert len(state) == 600
     assert state.startswith("word word word") and state.endswith("…")
+
+
+def test_control_characters_of_sampled_text_do_not_break_the_picture() -> None:
+    end = NewNode(0, (5,), (1,), (-0.1,), terminal=True, reward=1.0, state="a\x08b\x00c\x1b")
+    graph = RolloutGraph.root("g", token_ids=(1, 2)).append([end])
+    (credit,) = GraphPO().assign_credit([graph], [np.arange(2)])
+    ElementTree.fromstring(draw_graph(graph, credit, decode=lambda ids: "d\x07"))
+    facts = dict(node_facts(graph, credit, 1, decode=lambda ids: "d\x07"))
+    assert (facts["state"], facts["text"]) == ("a\ufffdb\ufffdc\ufffd", "d\ufffd")
