@@ -8,8 +8,8 @@ orders of searching lead to the same facts found. Names are new pairs of known f
 in the held-out split, and facts lead from training entities to training entities only: nothing
 learned by heart helps there.
 
-A demonstrated turn is ``<think> first begin</think><search> Karo Venner mentor</search>``: the
-chain that it is about, and whether it begins the chain or follows what was found.
+A demonstrated turn is ``<think> first Lita Bosdal born . second Domi Wornal rival</think><search>
+Domi Wornal rival</search>`` on one line: a note of what the fact just found leads to, then the plan.
 """
 
 import random
