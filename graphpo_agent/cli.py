@@ -49,7 +49,7 @@ def _fail(message: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="graphpo", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = _Parser(prog="graphpo", description="Train search agents and reasoning models.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, help: str) -> argparse.ArgumentParser:

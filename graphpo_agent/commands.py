@@ -129,7 +129,9 @@ def evaluate_policy(
     tasks = load_tasks(Path(path))
     grower, engine = build_grower(config), build_engine(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
-    evaluation, rollouts = evaluate(grower, engine.policy, tasks, samples, sampling, config.seed)
+    evaluation, rollouts = evaluate(
+        grower, engine.policy, tasks, samples, sampling, config.seed, progress=True
+    )
     if out is not None:
         write_atomically(Path(out), "".join(_transcript_lines(rollouts)))
     print(

@@ -9,7 +9,7 @@ in the held-out split, and facts lead from training entities to training entitie
 learned by heart helps there.
 
 A demonstrated turn is ``<think> first Lita Bosdal born . second Domi Wornal rival</think><search>
-Domi Wornal rival</search>`` on one line: a note of what the fact just found leads to, then the plan.
+Domi Wornal rival</search>`` on one line: what the fact just found leads to, and then the plan.
 """
 
 import random

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.protocols import Policy
@@ -11,6 +12,9 @@ from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.types import SamplingParams, Task
 
 __all__ = ["Evaluation", "evaluate"]
+
+_TASKS_AT_ONCE = 256
+"""Bounds the memory that the paths' keys and values take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +43,21 @@ def evaluate(
     samples: int,
     sampling: SamplingParams,
     seed: int,
+    progress: bool = False,
 ) -> tuple[Evaluation, list[Rollout]]:
     """Sample ``samples`` independent trajectories of each task and judge them.
 
     The random numbers depend on ``seed`` and the task only, so that two policies are compared
-    on the same draws.
+    on the same draws. ``progress`` shows a bar where the output is a terminal.
     """
-    rollouts = grower.grow(policy, tasks, Grpo(group_size=samples), sampling, (seed, "evaluation"))
+    method = Grpo(group_size=samples)
+    rollouts: list[Rollout] = []
+    bar = tqdm(total=len(tasks), unit="task", disable=None if progress else True)
+    for start in range(0, len(tasks), _TASKS_AT_ONCE):
+        batch = tasks[start : start + _TASKS_AT_ONCE]
+        rollouts += grower.grow(policy, batch, method, sampling, (seed, "evaluation"))
+        bar.update(len(batch))
+    bar.close()
     # A path that was stopped early instead of judged counts as wrong.
     rewards = np.array([np.nansum(rollout.graph.reward) / samples for rollout in rollouts])
     spread = rewards.std(ddof=1) / np.sqrt(len(rewards)) if len(rewards) > 1 else float("nan")
