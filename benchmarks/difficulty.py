@@ -25,6 +25,11 @@ from graphpo_agent.toy import make_toy
 from graphpo_agent.types import SamplingParams
 
 SAMPLES = 8
+SIZES = ("seed=0", "num_train=200", "num_heldout=200", "num_demonstrations=200")
+
+
+FEW = ("num_train=60", "num_heldout=60")
+"""There are few questions at large distances."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +43,21 @@ class Setting:
 
 SETTINGS = {
     "reach": [
-        Setting("distance 1 to 2", ("min_distance=1", "max_distance=2")),
-        Setting("distance 2 to 4", ("min_distance=2", "max_distance=4")),
+        Setting("distance 2 to 3", ("min_distance=2", "max_distance=3")),
         Setting("distance 4 to 6 (default)"),
-        Setting("distance 6 to 8", ("min_distance=6", "max_distance=8")),
         Setting("distance 4 to 6, 6 lines at most", (), ("mode.max_response_tokens=24",)),
         Setting("distance 4 to 6, 5 lines at most", (), ("mode.max_response_tokens=20",)),
+        Setting("distance 4 to 6, 4 lines at most", (), ("mode.max_response_tokens=16",)),
+        Setting("distance 7 to 8", ("min_distance=7", "max_distance=8", *FEW)),
+        Setting("distance 8", ("min_distance=8", "max_distance=8", *FEW)),
     ],
     "kb": [
         Setting("1 hop", ("hops=1",)),
         Setting("2 hops (default)"),
         Setting("2 hops, 6 turns at most", (), ("mode.max_turns=6",)),
         Setting("2 hops, 5 turns at most", (), ("mode.max_turns=5",)),
-        Setting("3 hops, 10 turns at most", ("hops=3",), ("mode.max_turns=10",)),
         Setting("3 hops", ("hops=3",)),
+        Setting("3 hops, 7 turns at most", ("hops=3",), ("mode.max_turns=7",)),
     ],
 }
 
@@ -77,7 +83,7 @@ def main() -> None:
 def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[str, str | float]:
     """Sample one setting."""
     place = work / "difficulty"
-    make_toy(world, place, ["num_demonstrations=200", "seed=0", *setting.knobs])
+    make_toy(world, place, [*SIZES, *setting.knobs])
     overrides = [f"model.path={work / world / 'policy'}", *setting.overrides]
     if world == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={place / 'index'}")

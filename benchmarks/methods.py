@@ -39,17 +39,19 @@ METHODS = {
 class World:
     """What differs between the worlds.
 
-    ``group_size`` gives GRPO about as many generated tokens per prompt as the schedule.
+    ``group_size`` gives GRPO about as many generated tokens per prompt as the schedule;
+    ``sft_steps`` stop the warm start early enough to leave something to learn.
     """
 
     schedule: str
     group_size: int
     token_budget: int
+    sft_steps: int
 
 
 WORLDS = {
-    "kb": World(schedule="[6,2,1,1]", group_size=10, token_budget=200_000),
-    "reach": World(schedule="[6,2,1,1]", group_size=10, token_budget=300_000),
+    "kb": World(schedule="[6,2,1,1]", group_size=10, token_budget=200_000, sft_steps=500),
+    "reach": World(schedule="[6,2,1,1]", group_size=10, token_budget=300_000, sft_steps=1200),
 }
 
 
@@ -105,6 +107,7 @@ def prepare(world: str, work: Path) -> None:
             f"model.path={directory}/untrained",
             f"demonstrations={directory}/demonstrations.jsonl",
             f"output={directory}/policy",
+            f"steps={WORLDS[world].sft_steps}",
         ]
     )
 

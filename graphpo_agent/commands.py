@@ -64,9 +64,10 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     finally:
         console.close()
     page = _write_report(run, config)
-    if result.before is not None and result.after is not None:
+    if result.after is not None:
+        before = f"{result.before.accuracy:.1%} " if result.before is not None else ""
         print(
-            f"held-out accuracy {result.before.accuracy:.1%} → {result.after.accuracy:.1%} "
+            f"held-out accuracy {before}→ {result.after.accuracy:.1%} "
             f"({result.after.num_trajectories} trajectories at the training temperature)"
         )
     print(f"report: {page}")

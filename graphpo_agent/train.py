@@ -40,7 +40,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """Held-out accuracy of the policy as it came and as it left; None without held-out tasks."""
+    """Held-out accuracy of the policy as it came and as it left.
+
+    None without held-out tasks; a resumed run does not know how it began.
+    """
 
     before: Evaluation | None
     after: Evaluation | None

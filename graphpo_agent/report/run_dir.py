@@ -117,7 +117,9 @@ class RunDirectory:
         """The newest complete checkpoint."""
         checkpoints = self.checkpoints()
         if not checkpoints:
-            raise RunError(f"{self.path} has no checkpoint to resume from")
+            raise RunError(
+                f"{self.path} ended before its first checkpoint: delete it and start again"
+            )
         return checkpoints[-1]
 
     def rewind(self, checkpoint: Path) -> Progress:
