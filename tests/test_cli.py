@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphpo_agent.cli import main
+from graphpo_agent.data.tasks import load_tasks
+
+VERBS = ("train", "sft", "rollout", "eval", "score", "report", "data", "doctor")
+
+
+def status(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status([verb, "--help"]) == 0
+    assert verb in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["train"], ["score"], ["data", "toy", "moon"]])
+def test_a_usage_mistake_is_one_line_and_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_doctor_finds_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    assert torch.__version__.split("+")[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("knob", "says"),
+    [("hops=0", "hops"), ("hop=2", "'hop=2'"), ("hops", "'hops'"), ("hops=two", "number")],
+)
+def test_a_bad_knob_is_named(
+    knob: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "toy", "kb", str(tmp_path / "kb"), knob]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and says in error
+
+
+def test_knobs_change_the_world(tmp_path: Path) -> None:
+    sizes = ["num_train=6", "num_heldout=4", "num_demonstrations=5", "hidden_size=32"]
+    for name, hops in (("a", 1), ("b", 3)):
+        arguments = ["data", "toy", "kb", str(tmp_path / name), *sizes, f"hops={hops}"]
+        assert main(arguments) == 0
+        tasks = load_tasks(tmp_path / name / "heldout.jsonl")
+        assert [len(task.metadata["gold_documents"]) for task in tasks] == [2 * hops] * 4
+    assert json.loads((tmp_path / "a/untrained/config.json").read_text())["hidden_size"] == 32
