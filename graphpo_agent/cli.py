@@ -5,6 +5,7 @@ Exit status: 0 done, 2 a mistake that one line on stderr explains, 130 interrupt
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -29,6 +30,8 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     options = _parser().parse_args(arguments)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a configuration may name a user's own module beside it
     try:
         return options.run(options)
     except GraphPOError as error:

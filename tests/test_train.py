@@ -113,6 +113,19 @@ def test_every_way_of_naming_a_state_runs(state: str, kb: Path, tmp_path: Path) 
     assert (summary_tokens > 0) == ("policy_summary" in state)
 
 
+def test_a_users_own_modules_beside_the_run_are_found(reach: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_parts.py").write_text(
+        "def reward(task, outcome):\n    return len(outcome.response) % 2\n"
+        "def key(state):\n    return str(state.depth)\n"
+    )
+    script = Path(sys.executable).with_name("graphpo")
+    own = ["reward=my_parts:reward", "state={kind: key, function: 'my_parts:key'}"]
+    arguments = run_arguments(reach, tmp_path / "run", "train.steps=1", *own)
+    done = subprocess.run([script, "train", *arguments], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert rows(tmp_path / "run")[1]["reward/mean"] > 0
+
+
 def test_another_seed_draws_other_rollouts(reach: Path, tmp_path: Path) -> None:
     runs = [tmp_path / name for name in ("a", "b", "c")]
     for run, seed in zip(runs, (0, 0, 1), strict=True):
