@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _score_arguments(verb("score", "credit the graphs of a file with a method"))
     _report_arguments(verb("report", "write report.html of a run directory again"))
     _data_arguments(verb("data", "generate the toy worlds"))
+    _index_arguments(verb("index", "build or describe a search index over a corpus"))
     doctor = verb("doctor", "say what is installed, which device is used and what is missing")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -198,6 +199,32 @@ def _data_toy(options: argparse.Namespace) -> int:
     from graphpo_agent.commands import toy
 
     return toy(options.world, options.output, options.knobs)
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="index a corpus")
+    build.add_argument("kind", choices=["bm25"])
+    build.add_argument(
+        "--corpus", required=True, metavar="FILE", help='JSON lines: {"id", "contents"}'
+    )
+    build.add_argument("--out", required=True, metavar="DIR")
+    build.set_defaults(run=_index_build)
+    info = actions.add_parser("info", help="print what an index is")
+    info.add_argument("directory", metavar="DIR")
+    info.set_defaults(run=_index_info)
+
+
+def _index_build(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import build_index
+
+    return build_index(options.corpus, options.out)
+
+
+def _index_info(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import index_info
+
+    return index_info(options.directory)
 
 
 def _doctor(options: argparse.Namespace) -> int:

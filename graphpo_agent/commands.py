@@ -32,8 +32,18 @@ from graphpo_agent.toy import make_toy
 from graphpo_agent.train import prepare
 from graphpo_agent.train import train as train_policy
 from graphpo_agent.types import SamplingParams
+from retrievers.bm25 import Bm25Retriever, build_bm25
 
-__all__ = ["evaluate_policy", "report", "rollout", "sft", "toy", "train"]
+__all__ = [
+    "build_index",
+    "evaluate_policy",
+    "index_info",
+    "report",
+    "rollout",
+    "sft",
+    "toy",
+    "train",
+]
 
 
 def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
@@ -155,6 +165,19 @@ def toy(world: str, output: str, knobs: Sequence[str]) -> int:
     """``graphpo data toy``."""
     parameters = make_toy(world, Path(output), knobs)
     print(f"{world} world and an untrained policy of {parameters:,} parameters: {output}")
+    return 0
+
+
+def build_index(corpus: str, out: str) -> int:
+    """``graphpo index build bm25``."""
+    manifest = build_bm25(Path(corpus), Path(out))
+    print(f"bm25 index of {manifest['num_docs']:,} documents: {out}")
+    return 0
+
+
+def index_info(directory: str) -> int:
+    """``graphpo index info``: the manifest of an index that can be used."""
+    print(json.dumps(Bm25Retriever(directory).manifest, indent=2))
     return 0
 
 

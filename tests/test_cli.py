@@ -6,8 +6,9 @@ import torch
 
 from graphpo_agent.cli import main
 from graphpo_agent.data.tasks import load_tasks
+from retrievers.bm25 import Bm25Retriever
 
-VERBS = ("train", "sft", "rollout", "eval", "score", "report", "data", "doctor")
+VERBS = ("train", "sft", "rollout", "eval", "score", "report", "data", "index", "doctor")
 
 
 def status(arguments: list[str]) -> int:
@@ -56,3 +57,25 @@ def test_knobs_change_the_world(tmp_path: Path) -> None:
         tasks = load_tasks(tmp_path / name / "heldout.jsonl")
         assert [len(task.metadata["gold_documents"]) for task in tasks] == [2 * hops] * 4
     assert json.loads((tmp_path / "a/untrained/config.json").read_text())["hidden_size"] == 32
+
+
+def test_an_index_is_built_described_and_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    texts = ["born in Rome", "painter of ships", "rival of the painter"]
+    corpus.write_text(
+        "".join(
+            json.dumps({"id": str(i), "contents": f'"Page {i}"\n{text}'}) + "\n"
+            for i, text in enumerate(texts)
+        )
+    )
+    assert main(["index", "build", "bm25", "--corpus", str(corpus), "--out", str(index)]) == 0
+    capsys.readouterr()
+    assert main(["index", "info", str(index)]) == 0
+    assert json.loads(capsys.readouterr().out)["num_docs"] == 3
+    (hits,) = Bm25Retriever(index).search(["painter ships"], topk=2)
+    assert [hit.id for hit in hits] == ["1", "2"]
+    assert main(["index", "info", str(tmp_path)]) == 2
+    assert main(["index", "build", "bm25", "--corpus", "/no/file", "--out", str(index)]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
