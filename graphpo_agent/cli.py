@@ -6,6 +6,7 @@ Exit status: 0 done, 2 a mistake that one line on stderr explains, 130 interrupt
 import argparse
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -32,6 +33,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a configuration may name a user's own module beside it
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        return _run(options)
+    except BaseException:
+        if not interrupts:
+            raise
+        # Whatever an interrupted import or library made of it.
+        _fail("interrupted")
+        return 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         return options.run(options)
     except GraphPOError as error:
@@ -41,9 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         where = f" ({error.filename})" if error.filename else ""
         return _fail(f"{error.strerror}{where}; what was complete before is still there")
-    except KeyboardInterrupt:
-        _fail("interrupted")
-        return 130
 
 
 def _fail(message: str) -> int:
@@ -105,7 +123,7 @@ def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's train file")
-    parser.add_argument("--count", type=int, default=8, help="how many tasks (8)")
+    parser.add_argument("--count", type=_count, default=8, help="how many tasks (8)")
     parser.add_argument("--out", required=True, metavar="FILE", help="graphpo.graph/1 lines")
     parser.set_defaults(run=_rollout)
 
@@ -120,7 +138,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--tasks", metavar="FILE", help="instead of the held-out file")
-    parser.add_argument("--samples", type=int, default=1, help="trajectories per task (1)")
+    parser.add_argument("--samples", type=_count, default=1, help="trajectories per task (1)")
     parser.add_argument("--greedy", action="store_true", help="temperature 0")
     parser.add_argument("--out", metavar="FILE", help="one JSON line per trajectory")
     parser.set_defaults(run=_eval)
@@ -159,6 +177,13 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--normalize", choices=["std", "none", "rms"], default="std")
     parser.add_argument("--trajectory-weight", type=float, default=0.0)
     parser.set_defaults(run=_score)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
 
 
 def _gap(text: str) -> int | None:

@@ -25,7 +25,12 @@ from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
 from graphpo_agent.report.metrics import rollout_metrics
-from graphpo_agent.report.run_dir import RunDirectory, command_line, write_atomically
+from graphpo_agent.report.run_dir import (
+    RunDirectory,
+    check_output,
+    command_line,
+    write_atomically,
+)
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.sft import save_model, warm_start, with_observations
 from graphpo_agent.toy import make_toy
@@ -67,6 +72,7 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
         )
     else:
         run = RunDirectory.existing(Path(resume))
+        run.record_resume(dump_config(config), command_line())
     console = RunConsole()
     console.start(config.train.steps, [f"{config.method.name} → {run.path}"])
     try:
@@ -108,6 +114,7 @@ def rollout(
     config_path: str, overrides: Sequence[str], tasks_path: str | None, count: int, out: str
 ) -> int:
     """``graphpo rollout``: grow graphs without training and write them."""
+    check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
     _set_threads(config.threads)
     tasks = load_tasks(Path(tasks_path or config.tasks.train))[:count]
@@ -132,6 +139,8 @@ def evaluate_policy(
     out: str | None,
 ) -> int:
     """``graphpo eval``: accuracy of one policy on the held-out tasks."""
+    if out is not None:
+        check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
     _set_threads(config.threads)
     path = tasks_path or config.tasks.heldout

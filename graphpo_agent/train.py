@@ -156,7 +156,10 @@ def _collect(
     signal: list[tuple[Rollout, Credit]] = []
     for _ in range(config.train.max_resample + 1):
         seen = frozenset(rollout.task.id for rollout in grown)
-        tasks = stream.draw(wanted - len(signal), seen)
+        missing = min(wanted - len(signal), len(setup.tasks) - len(seen))
+        if not missing:
+            break
+        tasks = stream.draw(missing, seen)
         rollouts = setup.grower.grow(
             setup.engine.policy, tasks, setup.method, setup.sampling, (config.seed, step)
         )
@@ -165,8 +168,6 @@ def _collect(
         )
         grown += rollouts
         signal += [pair for pair in zip(rollouts, credits, strict=True) if pair[1].has_signal]
-        if len(signal) == wanted:
-            break
     return grown, signal
 
 

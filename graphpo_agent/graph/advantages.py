@@ -307,7 +307,8 @@ def trajectory_advantage(
 def z_scores(rewards: FloatArray, *, normalize: Literal["std", "none"] = "std") -> FloatArray:
     """GRPO's group advantage: (R − mean) / (std + 1e-6), std with ddof 1.
 
-    A group of one has mean 0 and standard deviation 1, so that its reward is its advantage.
+    A group of one has mean 0 and standard deviation 1, so that its reward is its advantage; a
+    larger group of equal rewards has advantage 0.
 
     Args:
         rewards: [m] of one group.
@@ -317,4 +318,6 @@ def z_scores(rewards: FloatArray, *, normalize: Literal["std", "none"] = "std") 
         mean, std = 0.0, 1.0
     else:
         mean, std = rewards.mean(), rewards.std(ddof=1)
+    if std <= _NO_SPREAD:
+        return np.zeros(len(rewards))
     return rewards - mean if normalize == "none" else (rewards - mean) / (std + _EPSILON)

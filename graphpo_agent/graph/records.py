@@ -18,7 +18,7 @@ __all__ = ["SCHEMA", "parse_graph"]
 
 SCHEMA = "graphpo.graph/1"
 
-_INT_LIMIT = 2**62
+_INT_LIMIT = 2**63
 
 
 def parse_graph(text: str) -> RolloutGraph:
@@ -299,8 +299,10 @@ def _list(node: dict[str, Any], field: str, name: str) -> list[Any] | None:
 def _whole(node: dict[str, Any], field: str, name: str) -> int | None:
     """A non-negative integer, or None where it is absent or null."""
     value = node.get(field)
-    if value is not None and (type(value) is not int or not 0 <= value < _INT_LIMIT):
+    if value is not None and (type(value) is not int or value < 0):
         raise GraphError(f"{name}: {field} {_show(value)} is not a non-negative integer")
+    if value is not None and value >= _INT_LIMIT:
+        raise GraphError(f"{name}: {field} {_show(value)} is too large, want less than 2**63")
     return value
 
 

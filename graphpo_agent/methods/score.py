@@ -53,18 +53,26 @@ def scoring_method(name: str, options: ScoreOptions) -> Method:
     Raises:
         ConfigError: an option outside its range, or one the method cannot take.
     """
+    merging, credit = _merging(options), _credit(options)
     if name == "grpo":
         if options.normalize == "rms":
             raise ConfigError("--normalize rms is not a setting of grpo: use std or none")
         return Grpo(normalize=options.normalize)
-    merging = MergeOptions(
+    return tree(credit=credit) if name == "tree" else GraphPO(merging=merging, credit=credit)
+
+
+def _merging(options: ScoreOptions) -> MergeOptions:
+    return MergeOptions(
         merge=options.merge,
         threshold=options.merge_threshold,
         merge_terminals=options.merge_terminals,
         max_layer_gap=options.max_layer_gap,
         guard=options.guard,
     )
-    credit = CreditOptions(
+
+
+def _credit(options: ScoreOptions) -> CreditOptions:
+    return CreditOptions(
         pool_weight=options.pool_weight,
         efficiency_weight=options.efficiency_weight,
         efficiency_combine=options.efficiency_combine,
@@ -73,7 +81,6 @@ def scoring_method(name: str, options: ScoreOptions) -> Method:
         normalize=options.normalize,
         trajectory_weight=options.trajectory_weight,
     )
-    return tree(credit=credit) if name == "tree" else GraphPO(merging=merging, credit=credit)
 
 
 def score_file(source: str, out: str, method_name: str, options: ScoreOptions) -> None:
@@ -86,6 +93,8 @@ def score_file(source: str, out: str, method_name: str, options: ScoreOptions) -
     """
     method = scoring_method(method_name, options)
     path = Path(out)
+    if not path.name or (path.exists() and not path.is_file()):
+        raise DataError(f"output {out!r} is not a file")
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -113,7 +122,7 @@ def _batches(graphs: Iterable[RolloutGraph]) -> Iterator[Sequence[RolloutGraph]]
 def _classes(graphs: Sequence[RolloutGraph], method: Method, keep: bool) -> list[NDArray[np.int64]]:
     """The file's own classes where they are kept and complete, else those found."""
     found = find_classes_many(graphs, method.merging)
-    if not keep or method.merging.merge == "none":
+    if not keep or method.name == "tree":
         return found
     return [
         own if graph.given_classes is None else graph.given_classes

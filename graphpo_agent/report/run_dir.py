@@ -18,7 +18,7 @@ from pathlib import Path
 
 from graphpo_agent.errors import RunError
 
-__all__ = ["Progress", "RunDirectory", "command_line", "write_atomically"]
+__all__ = ["Progress", "RunDirectory", "check_output", "command_line", "write_atomically"]
 
 _PACKAGES = ("graphpo-agent", "torch", "transformers", "tokenizers", "numpy", "bm25s")
 
@@ -111,7 +111,8 @@ class RunDirectory:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(self.checkpoints_path.glob("step-*"))
+        found = self.checkpoints_path.glob("step-*")
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
     def latest_checkpoint(self) -> Path:
         """The newest complete checkpoint."""
@@ -127,11 +128,37 @@ class RunDirectory:
         path = checkpoint / "progress.json"
         try:
             state = json.loads(path.read_text())
-            os.truncate(self.metrics_path, state.pop("metrics_bytes"))
-            os.truncate(self.graphs_path, state.pop("graphs_bytes"))
-            return Progress(**state)
+            sizes = {
+                self.metrics_path: int(state.pop("metrics_bytes")),
+                self.graphs_path: int(state.pop("graphs_bytes")),
+            }
+            progress = Progress(**state)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
+        for log, size in sizes.items():
+            if not log.is_file() or log.stat().st_size < size:
+                raise RunError(f"{log} is shorter than when {checkpoint.name} was written")
+        for log, size in sizes.items():
+            os.truncate(log, size)
+        return progress
+
+    def record_resume(self, config_yaml: str, command: Sequence[str]) -> None:
+        """Keep the configuration with which the run goes on, and how it was called."""
+        path = self.path / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest.setdefault("resumed", []).append(list(command))
+        write_atomically(path, json.dumps(manifest, indent=2))
+        write_atomically(self.config_path, config_yaml)
+
+
+def check_output(path: Path) -> None:
+    """Raise RunError unless a file can be put there; ask before the work whose result it holds."""
+    if not path.name or path.is_dir():
+        raise RunError(f"output {str(path)!r} is a directory: name a file")
+    if path.exists() and not path.is_file():
+        raise RunError(f"output {path} is a device or pipe: name a file")
+    if not path.parent.is_dir():
+        raise RunError(f"output {path}: there is no directory {path.parent}")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ A checkpoint is an ordinary Hugging Face model directory plus ``optimizer.pt``.
 
 import io
 import os
+import pickle
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -70,7 +71,11 @@ def read_checkpoint(
     if not path.is_file():
         raise RunError(f"checkpoint {directory}: {_STATE_FILE} is missing; name a checkpoint")
     stored = load_model(str(directory), model.dtype)
-    state = torch.load(path, map_location=model.device, weights_only=True)
+    try:
+        state = torch.load(path, map_location=model.device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"{path} is damaged: {reason}; delete that checkpoint") from error
     try:
         model.load_state_dict(stored.state_dict())
         optimizer.load_state_dict(state["optimizer"])
