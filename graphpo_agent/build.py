@@ -1,5 +1,6 @@
 """Configuration → objects. The only module that sees both."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -42,7 +43,7 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.protocols import Embedder, Expander, StateDescriber
+from graphpo_agent.protocols import Embedder, Expander, StateDescriber, Tool
 from graphpo_agent.rollout.agent import TurnExpander
 from graphpo_agent.rollout.dialects import SearchR1Dialect
 from graphpo_agent.rollout.embed import HashingEmbedder
@@ -154,7 +155,7 @@ def build_grower(config: RunConfig) -> Grower:
     """What grows the graphs of a run: its mode, state description and verifier."""
     return Grower(
         expander=build_expander(config.mode),
-        reward_fn=_named(config.reward),
+        reward_fn=_function(config.reward, "task", "outcome"),
         describer=_describer(config.state),
         embedder=None if isinstance(config.state, KeyState) else _embedder(config.state.embedder),
         truncated=config.truncated,
@@ -171,9 +172,13 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
             prompt_template=mode.prompt_template,
             system_prompt=mode.system_prompt,
         )
+    tools = {name: _constructed(spec) for name, spec in mode.tools.items()}
+    for name, tool in tools.items():
+        if not isinstance(tool, Tool):
+            raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no run method")
     return TurnExpander(
         dialect=SearchR1Dialect(mode.prompt_template),
-        tools={name: _constructed(spec) for name, spec in mode.tools.items()},
+        tools=tools,
         max_turns=mode.max_turns,
         max_turn_tokens=mode.max_turn_tokens,
         max_observation_tokens=mode.max_observation_tokens,
@@ -183,7 +188,7 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
 
 def _describer(state: StateConfig) -> StateDescriber:
     if isinstance(state, KeyState):
-        return KeyDescriber(_named(state.function))
+        return KeyDescriber(_function(state.function, "state"))
     if isinstance(state, SummaryState):
         return PolicySummary(max_summary_tokens=state.max_summary_tokens)
     assert isinstance(state, TextState)
@@ -200,6 +205,7 @@ def _embedder(config: EmbedderConfig) -> Embedder:
             prefix=config.prefix,
             max_tokens=config.max_tokens,
             batch_size=config.batch_size,
+            device=config.device,
         )
     return HashingEmbedder(config.dimension)
 
@@ -210,11 +216,31 @@ def _named(path: str) -> Callable[..., Any]:
     Raises:
         ConfigError: there is no such module or name.
     """
-    module_name, _, name = path.partition(":")
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"{path!r}: write module:name")
     try:
-        return getattr(import_module(module_name), name)
-    except (ImportError, ValueError, AttributeError) as error:
+        value = getattr(import_module(module_name), name)
+    except (ImportError, ValueError, AttributeError, SyntaxError) as error:
         raise ConfigError(f"cannot find {path!r} (module:name): {error}") from None
+    if not callable(value):
+        raise ConfigError(f"{path!r} is no function or class")
+    return value
+
+
+def _function(path: str, *parameters: str) -> Callable[..., Any]:
+    """A named function that can be called with these parameters, by position.
+
+    Raises:
+        ConfigError: there is none, or it takes others.
+    """
+    function = _named(path)
+    try:
+        inspect.signature(function).bind(*parameters)
+    except (TypeError, ValueError) as error:
+        wanted = ", ".join(parameters)
+        raise ConfigError(f"{path!r} cannot be called with ({wanted}): {error}") from None
+    return function
 
 
 def _constructed(spec: Mapping[str, Any]) -> Any:

@@ -191,7 +191,7 @@ def index_info(directory: str) -> int:
 
 
 def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
-    """One line per trajectory: what ``graphpo grade`` reads, with the verifier's reward beside."""
+    """One line per trajectory: the policy's words, the gold answers and the reward."""
     for rollout in rollouts:
         for leaf in rollout.graph.terminals.tolist():
             state = rollout.states[leaf]

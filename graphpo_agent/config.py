@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 Positive = Annotated[int, Field(ge=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
@@ -112,6 +113,7 @@ class EncoderEmbedderConfig(_Strict):
     prefix: str = ""
     max_tokens: Positive = 512
     batch_size: Positive = 32
+    device: str = "cpu"
 
 
 EmbedderConfig = Annotated[
@@ -201,7 +203,7 @@ class UpdateConfig(_Strict):
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: NonNegative = 0.01
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     minibatch_graphs: Positive
@@ -276,7 +278,7 @@ class SftConfig(_Strict):
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     """Highest; it falls linearly to 0 at the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: NonNegative = 0.01
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     max_tokens_per_batch: Positive = 4096

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +178,7 @@ class RewardFn(Protocol):
         ...
 
 
+@runtime_checkable
 class Retriever(Protocol):
     """Documents for queries."""
 
@@ -186,6 +187,7 @@ class Retriever(Protocol):
         ...
 
 
+@runtime_checkable
 class Tool(Protocol):
     """Something an agent can call."""
 

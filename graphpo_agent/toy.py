@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,13 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
         ConfigError: a knob that the world does not have.
     """
     make: Callable[..., None] = make_kb if world == "kb" else make_reach
-    known = set(inspect.signature(make).parameters) - {"directory", "format_observation"}
-    values = dict(_knob(knob, known | set(_MODEL_KNOBS)) for knob in knobs)
+    known = {
+        name: parameter.annotation
+        for source in (make, make_toy_model)
+        for name, parameter in inspect.signature(source).parameters.items()
+        if parameter.annotation in (int, float)
+    }
+    values = dict(_knob(knob, known) for knob in knobs)
     model = {name: values.pop(name) for name in _MODEL_KNOBS if name in values}
     if world == "kb":
         make_kb(directory, format_observation=_observation_text, **values)
@@ -56,12 +61,15 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
     )
 
 
-def _knob(text: str, known: set[str]) -> tuple[str, Any]:
+def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or name not in known:
         raise ConfigError(f"knob {text!r}: write name=value with one of {', '.join(sorted(known))}")
     number = yaml.safe_load(value)
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    if known[name] is int and not (whole and number >= 0):
+        raise ConfigError(f"knob {text!r}: the value must be a whole number of at least 0")
+    if not (whole or isinstance(number, float)):
         raise ConfigError(f"knob {text!r}: the value must be a number")
     return name, number
 

@@ -32,6 +32,13 @@ def test_a_usage_mistake_is_one_line_and_status_2(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", [["eval", "--samples", "0"], ["rollout", "--count", "-3"]])
+def test_counts_start_at_one(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    verb, *rest = flag
+    assert status([verb, "configs/toy/kb.yaml", "--out", "x", *rest]) == 2
+    assert "not at least 1" in capsys.readouterr().err
+
+
 def test_doctor_finds_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     assert torch.__version__.split("+")[0] in capsys.readouterr().out
@@ -39,7 +46,13 @@ def test_doctor_finds_what_is_installed(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(
     ("knob", "says"),
-    [("hops=0", "hops"), ("hop=2", "'hop=2'"), ("hops", "'hops'"), ("hops=two", "number")],
+    [
+        ("hops=0", "hops"),
+        ("hop=2", "'hop=2'"),
+        ("hops", "'hops'"),
+        ("hops=two", "number"),
+        ("hops=1.5", "whole"),
+    ],
 )
 def test_a_bad_knob_is_named(
     knob: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

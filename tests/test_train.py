@@ -209,6 +209,15 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
         ("reward=graphpo_agent.rewards.qa:nonesuch", "nonesuch"),
         ("state={kind: key, function: 'no_module:f'}", "no_module"),
         ("train.prompts_per_step=2000", "prompts_per_step"),
+        ("model.device=abacus", "abacus"),
+        ("update.betas=[1.0, 0.9]", "update.betas"),
+        ("reward=os:sep", "os:sep"),
+        ("reward=os:getcwd", "task, outcome"),
+        ("reward=graphpo_agent.rewards.qa", "write module:name"),
+        ("state={kind: key, function: 'os:getcwd'}", "(state)"),
+        ("mode.tools.search.class=collections:OrderedDict", "no run method"),
+        ("mode.tools.search.retriever=books", "no search method"),
+        ("mode.tools.search.topk=many", "topk must be at least 1"),
         ("method.merge_treshold=0.9", "merge_treshold: unknown key"),
         ("method.schedule=[6,0]", "method.schedule.1"),
     ],
@@ -250,6 +259,60 @@ def test_rollout_eval_score_and_report(
     lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
     assert len(lines) == 16 and all(line["reward"] in (0.0, 0.5, 1.0) for line in lines)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_small_task_file_ends_resampling_not_the_run(reach: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join((reach / "train.jsonl").read_text().splitlines(True)[:5]))
+    run = tmp_path / "run"
+    never = ["reward=tests.worlds:no_reward", "train.max_resample=2", "train.steps=2"]
+    assert main(["train", *run_arguments(reach, run, f"tasks.train={few}", *never)]) == 0
+    assert [row["rollout/nodes"] > 1 for row in rows(run)[1:]] == [True, True]
+    assert "update/loss" not in rows(run)[-1]
+
+
+def test_overrides_of_a_resumed_run_are_kept(reach: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
+    assert "steps: 2" in (run / "config.yaml").read_text()
+    assert len(json.loads((run / "manifest.json").read_text())["resumed"]) == 1
+
+
+def test_a_run_that_never_reached_a_checkpoint_is_replaced(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    arguments = run_arguments(reach, run, "train.steps=1")
+    assert main(["train", *arguments, "reward=tests.worlds:bad_reward"]) == 2
+    assert "outside [0, 1]" in capsys.readouterr().err
+    assert main(["train", *arguments]) == 0
+    assert [row["step"] for row in rows(run)] == [0, 1]
+
+
+@pytest.mark.parametrize("damage", ["optimizer.pt", "metrics.jsonl"])
+def test_damage_is_named_before_anything_is_changed(
+    damage: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    (path,) = run.rglob(damage)
+    path.write_bytes(path.read_bytes()[:10])
+    before = {file: file.read_bytes() for file in run.rglob("*.jsonl")}
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and error.count("\n") == 1
+    assert before == {file: file.read_bytes() for file in run.rglob("*.jsonl")}
+
+
+@pytest.mark.parametrize("out", ["nowhere/x.jsonl", ".", "/dev/null"])
+@pytest.mark.parametrize("verb", ["rollout", "eval"])
+def test_an_impossible_output_is_refused_before_the_work(
+    verb: str, out: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = run_arguments(reach, tmp_path / "run", "model.path=/never/loaded")
+    assert main([verb, *arguments, "--out", out]) == 2
+    assert "output" in capsys.readouterr().err
 
 
 def test_a_corrupt_checkpoint_names_itself(

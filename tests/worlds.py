@@ -17,6 +17,16 @@ def length_reward(task: Task, outcome: Outcome) -> float:
     return len(outcome.response) % 3 / 2
 
 
+def no_reward(task: Task, outcome: Outcome) -> float:
+    """Nobody is right."""
+    return 0.1
+
+
+def bad_reward(task: Task, outcome: Outcome) -> float:
+    """A verifier on the wrong scale."""
+    return 100.0
+
+
 def make_world(directory: Path, world: str) -> Path:
     """A world with 24 tasks and a policy that was warm-started for two steps."""
     place = directory / world

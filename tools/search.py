@@ -48,10 +48,12 @@ class SearchTool:
         """Search with ``retriever``, at most ``topk`` documents a query.
 
         Raises:
-            ToolError: ``topk`` is below 1.
+            ToolError: ``topk`` is no number of at least 1, or ``retriever`` cannot search.
         """
-        if topk < 1:
-            raise ToolError(f"search tool: topk must be at least 1, found {topk}")
+        if type(topk) is not int or topk < 1:
+            raise ToolError(f"search tool: topk must be at least 1, found {topk!r}")
+        if not isinstance(retriever, Retriever):
+            raise ToolError(f"search tool: retriever {retriever!r} has no search method")
         self._retriever = retriever
         self._topk = topk
 

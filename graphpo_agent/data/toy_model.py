@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ConfigError, ModelError
 
@@ -118,6 +119,7 @@ def make_toy_model(
     model.generation_config = GenerationConfig(
         eos_token_id=end_id, pad_token_id=pad_id, do_sample=True
     )
+    transformers_logging.disable_progress_bar()
     try:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)

@@ -41,6 +41,9 @@ class Line:
     half_width: NDArray[np.float64] | None = None
 
 
+_TINY = 1e-100
+
+
 @dataclass(frozen=True, slots=True)
 class _Drawn:
     label: str
@@ -94,7 +97,9 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     >>> ticks(0.0, 0.63, 3)
     [0.0, 0.2, 0.4, 0.6, 0.8]
     """
-    span = high - low or 1.0
+    span = high - low
+    if span <= max(1e-9 * max(abs(low), abs(high)), _TINY):  # equal but for rounding
+        span = abs(high) if abs(high) > _TINY else 1.0
     rough = span / count
     unit = 10.0 ** math.floor(math.log10(rough))
     step = unit * min((1, 2, 5, 10), key=lambda multiple: abs(multiple * unit - rough))

@@ -51,9 +51,12 @@ class RunDirectory:
     def create(
         cls, path: Path, config_yaml: str, seed: int, command: Sequence[str]
     ) -> "RunDirectory":
-        """Start a run: the resolved configuration and the manifest are written first."""
+        """Start a run: the manifest and the resolved configuration are written first.
+
+        A run that ended before its first checkpoint left nothing to keep and is replaced.
+        """
         run = cls(path)
-        if run.config_path.exists():
+        if run.checkpoints():
             raise RunError(
                 f"{path} already holds a run: continue it with --resume {path}, or set output=…"
             )
@@ -62,8 +65,8 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"cannot create run directory {path}: {error.strerror}") from None
         write_atomically(run.path / "manifest.json", json.dumps(_manifest(seed, command), indent=2))
-        run.metrics_path.touch()
-        run.graphs_path.touch()
+        run.metrics_path.write_text("")
+        run.graphs_path.write_text("")
         write_atomically(run.config_path, config_yaml)
         return run
 

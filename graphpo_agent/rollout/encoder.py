@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ModelError
 
@@ -96,6 +97,7 @@ class EncoderEmbedder:
 def _load(name: str, device: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Tokenizer and float32 weights; a directory is read without the network."""
     local = Path(name).is_dir()
+    transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         model, info = AutoModel.from_pretrained(

@@ -169,7 +169,7 @@ MALFORMED = {
     "id bool": (changed(2, id=True), "nodes[2]: id True is not a non-negative integer"),
     "id float": (changed(2, id=7.0), "nodes[2]: id 7.0 is not a non-negative integer"),
     "id negative": (changed(2, id=-7), "nodes[2]: id -7 is not a non-negative integer"),
-    "id huge": (changed(2, id=2**63), "is not a non-negative integer"),
+    "id huge": (changed(2, id=2**63), "is too large, want less than 2**63"),
     "id missing": (without(2, "id"), "nodes[2]: id is missing"),
     "parent missing": (without(1, "parent"), "node 3: parent is missing"),
     "parent unknown": (changed(2, parent=4), "node 7: parent 4 does not come before it"),

@@ -95,6 +95,14 @@ def test_grpo_repeats_a_trajectory_s_advantage_on_its_edges(tmp_path: Path) -> N
     assert centred["trajectories"][1]["advantages"] == pytest.approx([-2 / 3] * 2)
 
 
+def test_equal_rewards_give_grpo_no_advantage_whatever_their_value(tmp_path: Path) -> None:
+    for count in range(2, 9):
+        leaves = [{"id": i + 1, "parent": 0, "terminal": True, "reward": 0.1} for i in range(count)]
+        graph = dict(GRAPH, nodes=[GRAPH["nodes"][0], *leaves])
+        (scored,) = score(tmp_path, "--method", "grpo", lines=[graph])
+        assert {a for t in scored["trajectories"] for a in t["advantages"]} == {0.0}
+
+
 def test_classes_of_the_file_are_kept_when_asked_for(tmp_path: Path) -> None:
     nodes = [dict(node, **{"class": node["id"]}) for node in GRAPH["nodes"]]
     nodes[6]["class"] = 3
@@ -177,6 +185,8 @@ def test_grpo_refuses_what_it_has_not(tmp_path: Path, capsys: pytest.CaptureFixt
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(GRAPH))
     arguments = ["score", str(source), "--out", str(tmp_path / "o"), "--method", "grpo"]
+    assert exit_status([*arguments, "--merge-threshold", "7"]) == 2
+    assert exit_status([*arguments[:2], "--out", str(tmp_path), "--method", "grpo"]) == 2
     assert exit_status([*arguments, "--normalize", "rms"]) == 2
     assert "rms" in capsys.readouterr().err
 

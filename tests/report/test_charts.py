@@ -93,3 +93,10 @@ def test_the_axis_holds_the_confidence_band() -> None:
     assert band is not None
     ys = [float(pair.split()[1]) for pair in band.attrib["d"].strip("MZ").split("L")]
     assert min(heights) <= min(ys) and max(ys) <= max(heights)
+
+
+def test_values_that_differ_by_rounding_only_have_an_axis() -> None:
+    for low in (0.1, 0.0, 3e5):
+        drawn = ticks(low, np.nextafter(low, 1e9), 3)
+        assert len(set(drawn)) == len(drawn) >= 2
+        assert drawn[0] <= low <= drawn[-1]

@@ -73,7 +73,7 @@ def read_checkpoint(
     stored = load_model(str(directory), model.dtype)
     try:
         state = torch.load(path, map_location=model.device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+    except (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(f"{path} is damaged: {reason}; delete that checkpoint") from error
     try:

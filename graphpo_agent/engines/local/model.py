@@ -39,7 +39,11 @@ def load_model(
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(name, info)
     context_limit(model.config)
-    model.to(device)  # pyright: ignore[reportArgumentType] (transformers types self away)
+    try:
+        model.to(device)  # pyright: ignore[reportArgumentType] (transformers types self away)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"device {device!r} cannot be used: {reason}") from error
     return model.eval()
 
 
