@@ -31,6 +31,7 @@ SAMPLES = 8
 FEW = ("num_train=60", "num_heldout=60")
 """There are few questions at large distances."""
 FAR = ("min_distance=5", "max_distance=7", "num_train=2000", "num_heldout=200")
+WIDE = ("min_distance=4", "max_distance=8", "num_train=2000", "num_heldout=200")
 THREE_HOPS = ("hops=3", "max_turns=10")
 
 
@@ -55,6 +56,7 @@ SETTINGS = {
         Setting("distance 4 to 6, 4 lines at most", (), ("mode.max_response_tokens=16",)),
         Setting("distance 7 to 8", ("min_distance=7", "max_distance=8", *FEW)),
         Setting("distance 5 to 7, 5 lines at most", FAR, ("mode.max_response_tokens=20",)),
+        Setting("distance 4 to 8, 4 lines at most", WIDE, ("mode.max_response_tokens=16",)),
     ],
     "kb": [
         Setting("2 hops (default)"),
