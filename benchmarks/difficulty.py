@@ -31,7 +31,6 @@ SAMPLES = 8
 FEW = ("num_train=60", "num_heldout=60")
 """There are few questions at large distances."""
 FAR = ("min_distance=5", "max_distance=7", "num_train=2000", "num_heldout=200")
-WIDE = ("min_distance=4", "max_distance=8", "num_train=2000", "num_heldout=200")
 THREE_HOPS = ("hops=3", "max_turns=10")
 
 
@@ -56,7 +55,6 @@ SETTINGS = {
         Setting("distance 4 to 6, 4 lines at most", (), ("mode.max_response_tokens=16",)),
         Setting("distance 7 to 8", ("min_distance=7", "max_distance=8", *FEW)),
         Setting("distance 5 to 7, 5 lines at most", FAR, ("mode.max_response_tokens=20",)),
-        Setting("distance 4 to 8, 4 lines at most", WIDE, ("mode.max_response_tokens=16",)),
     ],
     "kb": [
         Setting("2 hops (default)"),
@@ -65,6 +63,7 @@ SETTINGS = {
         Setting("3 hops, 10 turns at most", THREE_HOPS, ("mode.max_turns=10",)),
         Setting("3 hops, 8 turns at most", THREE_HOPS, ("mode.max_turns=8",)),
         Setting("3 hops, 7 turns at most", THREE_HOPS, ("mode.max_turns=7",)),
+        Setting("3 hops, 7 turns, noise 0.45", (*THREE_HOPS, "noise=0.45"), ("mode.max_turns=7",)),
     ],
 }
 

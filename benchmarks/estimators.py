@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--worlds", nargs="+", choices=comparison.WORLDS, default=["kb", "reach"])
+    parser.add_argument("--worlds", nargs="+", choices=["kb", "reach"], default=["kb", "reach"])
     parser.add_argument("--prompts", type=int, default=24, help="for the values")
     parser.add_argument("--continuations", type=int, default=48, help="per node, for V*")
     parser.add_argument("--gradient-prompts", type=int, default=16)

@@ -47,11 +47,23 @@ class World:
     group_size: int
     token_budget: int
     sft_steps: int
+    base: str = ""
+    """The world whose configuration, tasks and policy these are; empty: its own name."""
+    overrides: tuple[str, ...] = ()
 
 
 WORLDS = {
     "kb": World(schedule="[6,2,1,1]", group_size=10, token_budget=200_000, sft_steps=500),
     "reach": World(schedule="[6,2,1,1]", group_size=10, token_budget=300_000, sft_steps=1200),
+    # The same policy where chains starve: half of the prompts have no mixed rewards.
+    "reach, 5 lines": World(
+        schedule="[6,2,1,1]",
+        group_size=10,
+        token_budget=200_000,
+        sft_steps=1200,
+        base="reach",
+        overrides=("mode.max_response_tokens=20",),
+    ),
 }
 
 
@@ -82,7 +94,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmark")
     options = parser.parse_args()
     for world in options.worlds:
-        prepare(world, options.work)
+        prepare(WORLDS[world].base or world, options.work)
     jobs = [
         (world, method, seed)
         for world in options.worlds
@@ -115,8 +127,9 @@ def prepare(world: str, work: Path) -> None:
 def train(world: str, method: str, seed: int, work: Path) -> Run:
     """One run, or what is left of one that was finished before."""
     settings = WORLDS[world]
-    directory = work / world
-    run = work / f"{world}-{method}-{seed}"
+    base = settings.base or world
+    directory = work / base
+    run = work / f"{slug(world)}-{method}-{seed}"
     overrides = [
         text.replace("SCHEDULE", settings.schedule).replace("GROUP", str(settings.group_size))
         for text in METHODS[method]
@@ -131,13 +144,14 @@ def train(world: str, method: str, seed: int, work: Path) -> Run:
         "train.steps=null",
         f"train.token_budget={settings.token_budget}",
         "train.eval_tasks=400",
+        *settings.overrides,
     ]
-    if world == "kb":
+    if base == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={directory}/index")
     if not (run / "report.html").exists():
         unfinished = (run / "config.yaml").exists() and any((run / "checkpoints").glob("step-*"))
         arguments = (
-            ["--resume", str(run)] if unfinished else [f"configs/toy/{world}.yaml", *overrides]
+            ["--resume", str(run)] if unfinished else [f"configs/toy/{base}.yaml", *overrides]
         )
         call(["train", *arguments])
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -150,6 +164,11 @@ def train(world: str, method: str, seed: int, work: Path) -> Run:
         np.array([row["eval/accuracy"] for row in evaluated]),
         rows,
     )
+
+
+def slug(world: str) -> str:
+    """A world's name in file names."""
+    return world.replace(", ", "-").replace(" ", "")
 
 
 def call(arguments: Sequence[str]) -> None:
@@ -199,7 +218,7 @@ def write_results(runs: Sequence[Run], worlds: Sequence[str], methods: Sequence[
             for method in methods
         ]
         curve_with_band(
-            RESULTS / f"methods_{world}.svg",
+            RESULTS / f"methods_{slug(world)}.svg",
             curves,
             title=f"{world}: held-out accuracy",
             x_label="generated tokens",
@@ -215,7 +234,7 @@ def table(runs: Sequence[Run], worlds: Sequence[str], methods: Sequence[str]) ->
     yield "Same warm-started policy, same generated tokens, 400 held-out tasks at temperature 1."
     for world in worlds:
         of_world = [run for run in runs if run.world == world]
-        before = of_world[0].accuracy[0]
+        before = float(np.mean([run.accuracy[0] for run in of_world]))
         yield f"\n### {world}: {WORLDS[world].token_budget:,} tokens, {before:.1%} before\n"
         yield "| method | final accuracy | greedy | mean of the curve | response tokens | updates |"
         yield "| --- | --- | --- | --- | --- | --- |"
