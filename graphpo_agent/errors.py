@@ -9,7 +9,6 @@ __all__ = [
     "DataError",
     "GraphError",
     "GraphPOError",
-    "MissingDependencyError",
     "ModelError",
     "RewardError",
     "RunError",
@@ -47,7 +46,3 @@ class RunError(GraphPOError):
 
 class ToolError(GraphPOError):
     """A tool or retriever that is misconfigured or unreachable; a failed call is data instead."""
-
-
-class MissingDependencyError(GraphPOError):
-    """An optional package is not installed; the message holds the command that installs it."""

@@ -51,7 +51,7 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
         phrases = KB_PHRASES
     else:
         make_reach(directory, **values)
-        phrases = reach_phrases(*(values[name] for name in ("limit",) if name in values))
+        phrases = reach_phrases(values["limit"]) if "limit" in values else reach_phrases()
     return make_toy_model(
         directory / "untrained",
         _texts(directory),

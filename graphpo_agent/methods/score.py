@@ -121,13 +121,10 @@ def _batches(graphs: Iterable[RolloutGraph]) -> Iterator[Sequence[RolloutGraph]]
 
 def _classes(graphs: Sequence[RolloutGraph], method: Method, keep: bool) -> list[NDArray[np.int64]]:
     """The file's own classes where they are kept and complete, else those found."""
-    found = find_classes_many(graphs, method.merging)
-    if not keep or method.name == "tree":
-        return found
-    return [
-        own if graph.given_classes is None else graph.given_classes
-        for graph, own in zip(graphs, found, strict=True)
-    ]
+    given = [graph.given_classes if keep and method.name != "tree" else None for graph in graphs]
+    open_graphs = [graph for graph, own in zip(graphs, given, strict=True) if own is None]
+    found = iter(find_classes_many(open_graphs, method.merging))
+    return [next(found) if own is None else own for own in given]
 
 
 def _record(graph: RolloutGraph, credit: Credit, method_name: str) -> dict[str, object]:
