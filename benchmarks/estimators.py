@@ -41,6 +41,8 @@ from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.scheduler import PolicyScheduler
+from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.types import PathState, SamplingParams, Task
 
 SAMPLING = SamplingParams()
@@ -182,22 +184,20 @@ def node_values(bench: Bench, rollout: Rollout, continuations: int) -> np.ndarra
 
 def mean_rewards(bench: Bench, states: Sequence[PathState], continuations: int) -> np.ndarray:
     """[len(states)] mean reward of ``continuations`` fresh continuations of each state."""
-    rng = np.random.default_rng(1)
-    total = np.zeros(len(states))
-    going = [(i, state) for i, state in enumerate(states) for _ in range(continuations)]
-    while going:
-        seeds = rng.integers(2**63, size=len(going)).tolist()
-        steps = bench.grower.expander.expand(
-            bench.engine.policy, [state for _, state in going], seeds, SAMPLING
-        )
-        following = []
-        for (i, _), step in zip(going, steps, strict=True):
+    scheduler = PolicyScheduler(bench.engine.policy, overlap=False)
+
+    async def reward(state: PathState, *seed_parts: int) -> float:
+        while True:
+            seed = derive_seed("continuation", *seed_parts, state.depth)
+            step = await bench.grower.expander.expand(scheduler, state, seed, SAMPLING)
             if step.terminal:
-                total[i] += bench.grower.judge(step.state)
-            else:
-                following.append((i, step.state))
-        going = following
-    return total / continuations
+                return bench.grower.judge(step.state)
+            state = step.state
+
+    rewards = scheduler.run(
+        [reward(state, i, j) for i, state in enumerate(states) for j in range(continuations)]
+    )
+    return np.reshape(rewards, (len(states), continuations)).mean(1)
 
 
 def score_errors(rollout: Rollout, credit: GraphCredit, values: np.ndarray) -> np.ndarray:

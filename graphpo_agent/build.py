@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ from graphpo_agent.config import (
     GraphPOMethod,
     GrpoMethod,
     KeyState,
+    LocalEngineConfig,
     MethodConfig,
     ModelConfig,
     RunConfig,
@@ -28,13 +30,22 @@ from graphpo_agent.config import (
     UpdateConfig,
 )
 from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
-from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.memory import (
+    UpdateSizes,
+    estimate_memory,
+    free_memory,
+    model_sizes,
+)
+from graphpo_agent.engines.local.model import load_model, model_without_weights, usable_device
 from graphpo_agent.engines.local.options import (
+    ComputeOptions,
     ImitationOptions,
     OptimizerOptions,
     UpdateOptions,
 )
+from graphpo_agent.engines.local.packing import MAX_STRETCH
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.credit import CreditOptions
@@ -43,7 +54,7 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.protocols import Embedder, Expander, StateDescriber, Tool
+from graphpo_agent.protocols import Embedder, Engine, Expander, StateDescriber, Tool
 from graphpo_agent.rollout.agent import TurnExpander
 from graphpo_agent.rollout.dialects import SearchR1Dialect
 from graphpo_agent.rollout.embed import HashingEmbedder
@@ -59,6 +70,7 @@ __all__ = [
     "build_method",
     "build_sampling",
     "build_sft_engine",
+    "describe_memory",
 ]
 
 
@@ -93,8 +105,21 @@ def build_method(config: MethodConfig) -> Method:
     )
 
 
-def build_engine(config: RunConfig) -> LocalEngine:
+def build_engine(config: RunConfig) -> Engine:
     """The engine of a training run."""
+    if isinstance(config.engine, LocalEngineConfig):
+        return _learner(config, int(config.engine.max_batch_gib * 2**30))
+    from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
+    from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
+
+    require_vllm()
+    learner = _learner(config)
+    options = VllmOptions(dtype=config.model.dtype, **config.engine.model_dump(exclude={"kind"}))
+    tokenizer = HfTokenizer.load(config.model.path)
+    return VllmEngine(learner, VllmPolicy(config.model.path, tokenizer, options))
+
+
+def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
     update = config.update
     updating = UpdateOptions(
         learning_rate=update.learning_rate,
@@ -113,21 +138,62 @@ def build_engine(config: RunConfig) -> LocalEngine:
         seed=config.seed,
     )
     return LocalEngine(
-        _model(config.model),
+        _model(config.model, config.seed),
         HfTokenizer.load(config.model.path),
-        _optimizer_options(update),
+        replace(_optimizer_options(update), offload=update.offload_optimizer),
         updating=updating,
+        max_batch_bytes=max_batch_bytes,
+        compute=_compute(config),
     )
 
 
 def build_sft_engine(config: SftConfig) -> LocalEngine:
     """The engine of a warm start."""
     return LocalEngine(
-        _model(config.model),
+        _model(config.model, config.seed),
         HfTokenizer.load(config.model.path),
         _optimizer_options(config),
         imitation=ImitationOptions(config.learning_rate, config.steps, config.warmup_steps),
+        compute=ComputeOptions(autocast=config.model.autocast),
     )
+
+
+def describe_memory(config: RunConfig) -> list[str]:
+    """One to three lines: the memory that a run needs and whether it is there. Loads no weights.
+
+    Raises:
+        ModelError: there is no model.
+    """
+    mode, update = config.mode, config.update
+    model = model_without_weights(config.model.path, getattr(torch, config.model.dtype))
+    if config.model.lora is not None:
+        add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
+    edge = mode.segment_length if isinstance(mode, SegmentMode) else mode.max_turn_tokens
+    edge = min(edge, MAX_STRETCH)
+    engine = config.engine
+    local = isinstance(engine, LocalEngineConfig)
+    sizes = UpdateSizes(
+        max_tokens=update.max_tokens_per_batch,
+        edge_tokens=edge,
+        path_tokens=max(edge, mode.max_response_tokens // 2),
+        reference=update.kl_coefficient > 0 and config.model.lora is None,
+        offload=update.offload_optimizer,
+        sampler_bytes=int((engine.max_batch_gib if local else engine.kv_cache_gib) * 2**30),
+    )
+    device = usable_device(_device(config.model))
+    estimate = estimate_memory(model_sizes(model), sizes, _compute(config))
+    return estimate.lines(free_memory(device), device.type)
+
+
+def _compute(config: RunConfig) -> ComputeOptions:
+    update = config.update
+    return ComputeOptions(update.attention, config.model.autocast, update.gradient_checkpointing)
+
+
+def _device(config: ModelConfig) -> str:
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device
 
 
 def _optimizer_options(config: UpdateConfig | SftConfig) -> OptimizerOptions:
@@ -139,11 +205,12 @@ def _optimizer_options(config: UpdateConfig | SftConfig) -> OptimizerOptions:
     )
 
 
-def _model(config: ModelConfig) -> PreTrainedModel:
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load_model(config.path, getattr(torch, config.dtype), device)
+def _model(config: ModelConfig, seed: int) -> PreTrainedModel:
+    model = load_model(config.path, getattr(torch, config.dtype), _device(config))
+    if config.lora is None:
+        return model
+    torch.manual_seed(seed)  # of the adapters' first factors; the second ones are 0
+    return add_adapters(model, LoraOptions(**config.lora.model_dump()))
 
 
 def build_sampling(config: SamplingConfig) -> SamplingParams:
@@ -159,6 +226,7 @@ def build_grower(config: RunConfig) -> Grower:
         describer=_describer(config.state),
         embedder=None if isinstance(config.state, KeyState) else _embedder(config.state.embedder),
         truncated=config.truncated,
+        overlap=config.overlap,
     )
 
 

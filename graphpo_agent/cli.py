@@ -98,13 +98,33 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", metavar="RUN", help="continue a run directory")
     parser.add_argument("--dry-run", action="store_true", help="print what would run, then stop")
+    _engine_argument(parser)
     parser.set_defaults(run=_train)
 
 
 def _train(options: argparse.Namespace) -> int:
     from graphpo_agent.commands import train
 
-    return train(options.arguments, options.resume, options.dry_run)
+    named = options.arguments or options.resume
+    arguments = [*options.arguments, *options.engine] if named else []
+    return train(arguments, options.resume, options.dry_run)
+
+
+def _engine_argument(parser: argparse.ArgumentParser) -> None:
+    """``--engine KIND``, short for the override ``engine.kind=KIND``."""
+    parser.add_argument(
+        "--engine",
+        type=_engine_override,
+        default=[],
+        metavar="{local,vllm}",
+        help="what samples: short for engine.kind=…",
+    )
+
+
+def _engine_override(kind: str) -> list[str]:
+    if kind not in ("local", "vllm"):
+        raise argparse.ArgumentTypeError(f"{kind!r} is neither local nor vllm")
+    return [f"engine.kind={kind}"]
 
 
 def _sft_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,13 +145,15 @@ def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's train file")
     parser.add_argument("--count", type=_count, default=8, help="how many tasks (8)")
     parser.add_argument("--out", required=True, metavar="FILE", help="graphpo.graph/1 lines")
+    _engine_argument(parser)
     parser.set_defaults(run=_rollout)
 
 
 def _rollout(options: argparse.Namespace) -> int:
     from graphpo_agent.commands import rollout
 
-    return rollout(options.config, options.overrides, options.tasks, options.count, options.out)
+    overrides = [*options.overrides, *options.engine]
+    return rollout(options.config, overrides, options.tasks, options.count, options.out)
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +163,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=_count, default=1, help="trajectories per task (1)")
     parser.add_argument("--greedy", action="store_true", help="temperature 0")
     parser.add_argument("--out", metavar="FILE", help="one JSON line per trajectory")
+    _engine_argument(parser)
     parser.set_defaults(run=_eval)
 
 
@@ -149,7 +172,7 @@ def _eval(options: argparse.Namespace) -> int:
 
     return evaluate_policy(
         options.config,
-        options.overrides,
+        [*options.overrides, *options.engine],
         options.tasks,
         options.samples,
         options.greedy,

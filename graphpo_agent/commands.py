@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from tqdm.auto import tqdm
 
 from graphpo_agent.build import (
     build_engine,
@@ -12,11 +13,12 @@ from graphpo_agent.build import (
     build_method,
     build_sampling,
     build_sft_engine,
+    describe_memory,
 )
 from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.evals.heldout import evaluate
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.jsonl import graph_to_json
@@ -63,8 +65,10 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     build_method(config.method)
     if dry_run:
         print(dump_config(config), end="")
+        _print_memory(config)
         return 0
     _set_threads(config.threads)
+    memory = describe_memory(config)
     setup = prepare(config)
     if resume is None:
         run = RunDirectory.create(
@@ -74,11 +78,14 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
         run = RunDirectory.existing(Path(resume))
         run.record_resume(dump_config(config), command_line())
     console = RunConsole()
-    console.start(config.train.steps, [f"{config.method.name} → {run.path}"])
+    console.start(config.train.steps, [f"{config.method.name} → {run.path}", *memory])
     try:
         result = train_policy(config, setup, run, console, resume is not None)
     finally:
         console.close()
+    if config.model.lora is not None:
+        setup.engine.save_model(run.path / "model")
+        print(f"model, its adapters merged: {run.path / 'model'}")
     page = _write_report(run, config)
     if result.after is not None:
         before = f"{result.before.accuracy:.1%} " if result.before is not None else ""
@@ -88,6 +95,15 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
         )
     print(f"report: {page}")
     return 0
+
+
+def _print_memory(config: RunConfig) -> None:
+    """As comments, so that what a dry run prints stays a configuration."""
+    try:
+        lines = describe_memory(config)
+    except ModelError as error:
+        lines = [f"memory: not known yet: {error}"]
+    print("\n".join(f"# {line}" for line in lines))
 
 
 def sft(config_path: str, overrides: Sequence[str]) -> int:
@@ -119,9 +135,11 @@ def rollout(
     _set_threads(config.threads)
     tasks = load_tasks(Path(tasks_path or config.tasks.train))[:count]
     grower, method, engine = build_grower(config), build_method(config.method), build_engine(config)
-    rollouts = grower.grow(
-        engine.policy, tasks, method, build_sampling(config.sampling), (config.seed, "rollout")
-    )
+    sampling = build_sampling(config.sampling)
+    with tqdm(total=len(tasks), unit="graph", disable=None) as bar:
+        rollouts = grower.grow(
+            engine.policy, tasks, method, sampling, (config.seed, "rollout"), bar.update
+        )
     lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]
     write_atomically(Path(out), "\n".join(lines) + "\n")
     for name, value in rollout_metrics(rollouts).items():

@@ -18,6 +18,8 @@ __all__ = [
     "AgentMode",
     "GraphPOMethod",
     "GrpoMethod",
+    "LocalEngineConfig",
+    "LoraConfig",
     "ModelConfig",
     "RunConfig",
     "SamplingConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "TrainConfig",
     "TreeMethod",
     "UpdateConfig",
+    "VllmEngineConfig",
     "dump_config",
     "load_config",
 ]
@@ -35,6 +38,7 @@ Positive = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
 
@@ -49,6 +53,16 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class LoraConfig(_Strict):
+    """Low-rank adapters, trained in place of the weights; needs the extra ``lora``."""
+
+    rank: Positive = 16
+    alpha: Size = 32.0
+    """The adapters' product is scaled by alpha / rank."""
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Names of the adapted linear layers, e.g. ``[q_proj, v_proj]``; None: all but the head."""
+
+
 class ModelConfig(_Strict):
     """The policy's weights."""
 
@@ -57,6 +71,43 @@ class ModelConfig(_Strict):
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: str = "auto"
     """``auto`` is the GPU where there is one, else the CPU."""
+    autocast: bool = False
+    """Keep float32 weights and multiply them in bfloat16; the log-softmax stays float32."""
+    lora: LoraConfig | None = None
+    """Train adapters only; the reference of a KL term is then the model without them."""
+
+    @model_validator(mode="after")
+    def _autocast_from_float32(self) -> "ModelConfig":
+        if self.autocast and self.dtype != "float32":
+            raise ValueError("autocast needs dtype float32")
+        return self
+
+
+class LocalEngineConfig(_Strict):
+    """torch and transformers sample."""
+
+    kind: Literal["local"] = "local"
+    max_batch_gib: Size = 1.0
+    """Keys and values of the continuations that run at once."""
+
+
+class VllmEngineConfig(_Strict):
+    """vLLM samples; the update stays with torch and transformers."""
+
+    kind: Literal["vllm"]
+    max_context_tokens: Positive | None = None
+    """No context grows longer; None: as long as the model can."""
+    max_sequences: Positive = 256
+    """Continuations that are decoded together; others wait."""
+    block_size: Literal[16, 32, 64, 128] = 16
+    """Tokens to a block of keys and values; shared prefixes are kept in whole blocks."""
+    kv_cache_gib: Size = 1.0
+    """Memory for keys and values on a CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    """Share of the GPU for vLLM's weights, keys and values; the update needs the rest."""
+
+
+EngineConfig = Annotated[LocalEngineConfig | VllmEngineConfig, Field(discriminator="kind")]
 
 
 class TasksConfig(_Strict):
@@ -215,7 +266,15 @@ class UpdateConfig(_Strict):
     loss_aggregation: Literal["edge_mean", "token_mean"] = "edge_mean"
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     max_tokens_per_batch: Positive = 4096
-    """Tokens in one forward pass; bounds memory. On a CPU more is slower."""
+    """Tokens in one forward pass; bounds memory. A larger graph is cut into several passes that
+    compute its prefixes again. On a CPU more is slower."""
+    attention: Literal["gathered", "flex"] = "gathered"
+    """``gathered``: per group of similar edges; ``flex``: one FlexAttention kernel over all tokens
+    of a pass, for a GPU (on a CPU it has quadratic cost)."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: less memory, a third more time."""
+    offload_optimizer: bool = False
+    """Between updates the optimiser's state waits in the CPU's memory; without effect on a CPU."""
 
 
 class TrainConfig(_Strict):
@@ -249,6 +308,7 @@ class RunConfig(_Strict):
     threads: Positive | None = None
     """CPU threads for torch; None leaves torch's own choice."""
     model: ModelConfig
+    engine: EngineConfig = LocalEngineConfig()
     tasks: TasksConfig
     mode: Annotated[SegmentMode | AgentMode, Field(discriminator="kind")]
     state: StateConfig
@@ -258,6 +318,9 @@ class RunConfig(_Strict):
     sampling: SamplingConfig = SamplingConfig()
     truncated: Literal["terminal", "early_stopped"] = "terminal"
     """What a path is that reaches its length or turn limit: judged by the verifier, or unscored."""
+    overlap: bool = True
+    """Tools and embedders run beside the sampling. Off: one after another while the sampling waits,
+    which makes a run repeatable to the bit."""
     update: UpdateConfig
     train: TrainConfig
 
@@ -346,14 +409,16 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _first_problem(error: ValidationError, data: Any) -> str:
-    problems = error.errors()
-    first: Mapping[str, Any] = problems[0]
+    problems: list[Mapping[str, Any]] = [*error.errors()]
+    first = problems[0]
     where = ".".join(_keys(first["loc"], data))
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = "unknown key"
     elif first["type"] == "missing":
         message = "is missing"
+    elif first["type"] == "union_tag_not_found":
+        message = f"needs the key {first['ctx']['discriminator']}"
     elif where:
         message = f"{message} (got {first['input']!r})"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -1,8 +1,8 @@
 """What the parts ask of each other. Nothing here imports an implementation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,13 @@ __all__ = [
     "Policy",
     "Retriever",
     "RewardFn",
+    "Scheduler",
     "StateDescriber",
     "Tokenizer",
     "Tool",
 ]
+
+T = TypeVar("T")
 
 
 class Tokenizer(Protocol):
@@ -86,18 +89,28 @@ class Policy(Protocol):
         """``context`` followed by tokens that the policy did not sample (an observation)."""
         ...
 
-    def sample(
-        self, requests: Sequence[SampleRequest], sampling: SamplingParams
-    ) -> list[Completion]:
-        """One completion per request, in order. No prefix token is computed twice."""
+    def submit(self, request: SampleRequest, sampling: SamplingParams) -> int:
+        """Queue one continuation and return its ticket; nothing is computed yet."""
+        ...
+
+    def advance(self) -> list[tuple[int, Completion]]:
+        """Compute a little, one more token of every running continuation; return what ended.
+
+        Continuations of all prompts and layers run together, and a place that becomes free is
+        filled at once. No prefix token is computed twice. May return nothing; with nothing
+        queued it does nothing.
+        """
         ...
 
     def take_prefilled_tokens(self) -> int:
-        """Prefix tokens computed since the last call (the ledger's ``tokens prefilled``)."""
+        """Prompt and observation tokens computed since the last call."""
         ...
 
     def release(self) -> None:
-        """Forget every context; call it when a rollout is over and before the weights change."""
+        """Forget every context and unfinished continuation.
+
+        To be called when a rollout is over and before the weights change.
+        """
         ...
 
 
@@ -130,6 +143,24 @@ class Engine(Protocol):
         ...
 
 
+class Scheduler(Protocol):
+    """What a growing path waits for; meanwhile the others go on."""
+
+    policy: Policy
+
+    async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
+        """What the policy draws."""
+        ...
+
+    async def call(self, tool: "Tool", arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
+        """A tool's result, and whether this call was made for it (equal calls are made once)."""
+        ...
+
+    async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
+        """``function(*arguments)``, beside the sampling."""
+        ...
+
+
 class Expander(Protocol):
     """How an edge is made: the only place where segment mode and agent mode differ."""
 
@@ -139,26 +170,20 @@ class Expander(Protocol):
         """The root: the rendered prompt of a task."""
         ...
 
-    def expand(
-        self,
-        policy: Policy,
-        states: Sequence[PathState],
-        seeds: Sequence[int],
-        sampling: SamplingParams,
-    ) -> list[Step]:
-        """One new edge from each state, in order (a state may occur several times)."""
+    async def expand(
+        self, scheduler: Scheduler, state: PathState, seed: int, sampling: SamplingParams
+    ) -> Step:
+        """One new edge from a state."""
         ...
 
 
 class StateDescriber(Protocol):
     """What the compared state of a path is: a canonical key, a text, or both."""
 
-    def describe(self, policy: Policy, states: Sequence[PathState]) -> list[StateDescription]:
+    async def describe(
+        self, scheduler: Scheduler, states: Sequence[PathState]
+    ) -> list[StateDescription]:
         """One description per state, in order."""
-        ...
-
-    def take_summary_tokens(self) -> list[int]:
-        """Tokens the policy spent on each description of the last ``describe`` call."""
         ...
 
 
@@ -196,5 +221,8 @@ class Tool(Protocol):
     """The JSON schema of the arguments."""
 
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
-        """The results of several calls, in order. A failed call is a result with ``error``."""
+        """The results of several calls, in order. A failed call is a result with ``error``.
+
+        May run in several threads at once. Within one rollout equal calls share their result.
+        """
         ...

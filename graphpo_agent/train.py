@@ -1,5 +1,6 @@
 """The whole run on one page: grow graphs, credit them, update, log, evaluate, checkpoint."""
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -90,6 +91,7 @@ def train(
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
         return evaluate(setup.grower, engine.policy, heldout, samples, how, config.seed)[0]
 
+    gc.freeze()  # what is loaded by now is never garbage; looking for it takes 5 % of a step
     progress = Progress()
     if resume:
         checkpoint = run.latest_checkpoint()

@@ -136,6 +136,8 @@ class StateDescription:
 
     key: str | None = None
     text: str | None = None
+    summary_tokens: int = 0
+    """Tokens that the policy spent on the text."""
 
 
 @dataclass(frozen=True, slots=True)

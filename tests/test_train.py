@@ -194,7 +194,9 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
 ) -> None:
     run = tmp_path / "run"
     assert main(["train", *run_arguments(kb, run, "train.steps=7"), "--dry-run"]) == 0
-    assert "steps: 7" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "steps: 7" in printed
+    assert "# memory: about" in printed
     assert not run.exists()
 
 

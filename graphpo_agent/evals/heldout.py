@@ -13,9 +13,6 @@ from graphpo_agent.types import SamplingParams, Task
 
 __all__ = ["Evaluation", "evaluate"]
 
-_TASKS_AT_ONCE = 256
-"""Bounds the memory that the paths' keys and values take."""
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -51,13 +48,8 @@ def evaluate(
     on the same draws. ``progress`` shows a bar where the output is a terminal.
     """
     method = Grpo(group_size=samples)
-    rollouts: list[Rollout] = []
-    bar = tqdm(total=len(tasks), unit="task", disable=None if progress else True)
-    for start in range(0, len(tasks), _TASKS_AT_ONCE):
-        batch = tasks[start : start + _TASKS_AT_ONCE]
-        rollouts += grower.grow(policy, batch, method, sampling, (seed, "evaluation"))
-        bar.update(len(batch))
-    bar.close()
+    with tqdm(total=len(tasks), unit="task", disable=None if progress else True) as bar:
+        rollouts = grower.grow(policy, tasks, method, sampling, (seed, "evaluation"), bar.update)
     # A path that was stopped early instead of judged counts as wrong.
     rewards = np.array([np.nansum(rollout.graph.reward) / samples for rollout in rollouts])
     spread = rewards.std(ddof=1) / np.sqrt(len(rewards)) if len(rewards) > 1 else float("nan")

@@ -1,12 +1,11 @@
 """Agent mode: an edge is one ReAct turn, its tool's observation included."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import nan
 
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.protocols import Policy, Tool
+from graphpo_agent.protocols import Policy, Scheduler, Tool
 from graphpo_agent.rollout.dialects import (
     Action,
     Dialect,
@@ -60,10 +59,6 @@ class _Turn:
     room: int
     end: StepStatus | None
 
-    @property
-    def call(self) -> ToolCall | None:
-        return self.action if self.end is None and isinstance(self.action, ToolCall) else None
-
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
@@ -89,8 +84,8 @@ class TurnExpander:
     * no room for another token after the turn, or after the observation (which is then left
       out): terminal, ``out_of_length``.
 
-    A call that several states of one batch make is run once; ``Step.tool_calls`` is 1 on the first
-    of them and 0 on the others, so that its sum counts the calls made.
+    Equal calls of one rollout are made once; ``Step.tool_calls`` is 1 where one was made and 0
+    where its result was known, so that its sum counts the calls made.
 
     Attributes:
         max_layers: ``max_turns``.
@@ -140,40 +135,32 @@ class TurnExpander:
         """
         return open_path(policy, task, self._dialect.render(task), memory=AgentMemory())
 
-    def expand(
-        self,
-        policy: Policy,
-        states: Sequence[PathState],
-        seeds: Sequence[int],
-        sampling: SamplingParams,
-    ) -> list[Step]:
-        """One turn from each state: sampled in one batch, their tool calls run in one batch.
+    async def expand(
+        self, scheduler: Scheduler, state: PathState, seed: int, sampling: SamplingParams
+    ) -> Step:
+        """One turn behind a state, and the environment's answer to it.
 
         Raises:
             ConfigError: ``max_observation_tokens`` cannot hold an observation's own tags.
             ToolError: a tool is unreachable (a single failed call is an observation instead).
         """
-        requests = [
-            SampleRequest(
-                state.context,
-                seed,
-                max_new_tokens=min(self._max_turn_tokens, self._room(policy, state, state.context)),
-                stop=self._dialect.stop,
-            )
-            for state, seed in zip(states, seeds, strict=True)
-        ]
-        completions = policy.sample(requests, sampling)
-        turns = [
-            self._read(policy, state, completion)
-            for state, completion in zip(states, completions, strict=True)
-        ]
-        results, counts = _run_calls(self._tools, [turn.call for turn in turns])
-        return [
-            _last_step(turn, turn.end)
-            if turn.end is not None
-            else self._step(policy, turn, self._reply(result), count)
-            for turn, result, count in zip(turns, results, counts, strict=True)
-        ]
+        policy = scheduler.policy
+        room = self._room(policy, state, state.context)
+        request = SampleRequest(
+            state.context,
+            seed,
+            max_new_tokens=min(self._max_turn_tokens, room),
+            stop=self._dialect.stop,
+        )
+        turn = self._read(policy, state, await scheduler.sample(request, sampling))
+        if turn.end is not None:
+            return _last_step(turn, turn.end)
+        if not isinstance(turn.action, ToolCall):
+            invalid = _Reply(self._dialect.invalid_action, (), "invalid_action")
+            return self._step(policy, turn, invalid, tool_calls=0)
+        tool = self._tools[turn.action.tool]
+        result, made = await scheduler.call(tool, turn.action.arguments)
+        return self._step(policy, turn, self._reply(result), tool_calls=int(made))
 
     def _room(self, policy: Policy, path: PathState, context: Context) -> int:
         return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)
@@ -191,9 +178,7 @@ class TurnExpander:
             end = "out_of_turns"
         return _Turn(before, completion, text, action, room, end)
 
-    def _reply(self, result: ToolResult | None) -> _Reply:
-        if result is None:
-            return _Reply(self._dialect.invalid_action, (), "invalid_action")
+    def _reply(self, result: ToolResult) -> _Reply:
         status: StepStatus = "ok" if result.error is None else "tool_error"
         return _Reply(self._dialect.observation(result), result.documents, status)
 
@@ -258,30 +243,3 @@ def _union(found: tuple[Document, ...], new: tuple[Document, ...]) -> tuple[Docu
     for document in new:
         by_id.setdefault(document.id, document)
     return tuple(by_id.values())
-
-
-def _run_calls(
-    tools: Mapping[str, Tool], calls: Sequence[ToolCall | None]
-) -> tuple[list[ToolResult | None], list[int]]:
-    """Each different call run once, all calls of a tool in one batch.
-
-    Returns:
-        The result per call (None where there is none), and 1 for each call that was the first of
-        its kind, else 0.
-    """
-    asked: dict[str, ToolCall] = {}
-    counts = [0] * len(calls)
-    for i, call in enumerate(calls):
-        if call is not None and (name := _name(call)) not in asked:
-            asked[name] = call
-            counts[i] = 1
-    results: dict[str, ToolResult] = {}
-    for tool in dict.fromkeys(call.tool for call in asked.values()):
-        batch = {name: call.arguments for name, call in asked.items() if call.tool == tool}
-        results.update(zip(batch, tools[tool].run(list(batch.values())), strict=True))
-    return [None if call is None else results[_name(call)] for call in calls], counts
-
-
-def _name(call: ToolCall) -> str:
-    """The same text for calls that ask the same thing."""
-    return json.dumps([call.tool, call.arguments], sort_keys=True)

@@ -1,12 +1,14 @@
 """The layer loop: how every graph is grown, in both modes and for every method.
 
-Per layer, over all prompts at once: expand → observe → summarise → embed → merge → next budget
-(Algorithm 1, stage 1). The expander makes edges, the method says where, the verifier judges ends.
+Per layer: expand → observe → summarise → embed → merge → next budget (Algorithm 1, stage 1). The
+expander makes edges, the method says where, the verifier judges ends. Every graph goes from layer
+to layer on its own; the scheduler samples for all of them together.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from asyncio import gather
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -14,10 +16,18 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import RewardError
 from graphpo_agent.graph.budget import Allocation, Ledger
-from graphpo_agent.graph.equivalence import find_classes_many
+from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
 from graphpo_agent.methods.method import Method
-from graphpo_agent.protocols import Embedder, Expander, Policy, RewardFn, StateDescriber
+from graphpo_agent.protocols import (
+    Embedder,
+    Expander,
+    Policy,
+    RewardFn,
+    Scheduler,
+    StateDescriber,
+)
+from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.types import (
     Outcome,
@@ -30,6 +40,10 @@ from graphpo_agent.types import (
 )
 
 __all__ = ["Grower", "Rollout"]
+
+
+_TASKS_AT_ONCE = 256
+"""Bounds the memory that the paths' keys and values take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +90,8 @@ class _Growing:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """One continuation to be made: of which node of which graph, with which seed."""
+    """One continuation to be made: of which node, with which seed."""
 
-    growing: _Growing
     node: int
     seed: int
 
@@ -93,6 +106,8 @@ class Grower:
         embedder: turns descriptions into vectors; None where keys are all there is.
         reward_fn: the verifier.
         truncated: what a path at its limit is, ``terminal`` (judged) or ``early_stopped``.
+        overlap: tools and embedders run beside the sampling; off makes a run repeatable to the
+            bit.
     """
 
     expander: Expander
@@ -100,7 +115,7 @@ class Grower:
     describer: StateDescriber | None = None
     embedder: Embedder | None = None
     truncated: Literal["terminal", "early_stopped"] = "terminal"
-    _no_state: StateDescription = field(default=StateDescription(), init=False)
+    overlap: bool = True
 
     def grow(
         self,
@@ -109,6 +124,7 @@ class Grower:
         method: Method,
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
+        finished: Callable[[], object] = lambda: None,
     ) -> list[Rollout]:
         """One graph per task.
 
@@ -118,43 +134,63 @@ class Grower:
             method: its expansion policy and its merging.
             sampling: temperature and top-p.
             seed_parts: what names this batch, e.g. (run seed, step).
+            finished: called whenever a graph is finished.
         """
-        growing = self._start(policy, tasks, method)
-        for layer in range(1, self.expander.max_layers + 1):
-            branches = [
-                branch
-                for one in growing
-                for branch in self._plan(one, method, layer, (*seed_parts, one.task.id))
+        rollouts: list[Rollout] = []
+        for start in range(0, len(tasks), _TASKS_AT_ONCE):
+            scheduler = PolicyScheduler(policy, self.overlap)
+            batch = tasks[start : start + _TASKS_AT_ONCE]
+            growing = [
+                self._grow(scheduler, task, method, sampling, seed_parts, finished)
+                for task in batch
             ]
+            try:
+                rollouts += scheduler.run(growing)
+            finally:
+                policy.release()
+        return rollouts
+
+    async def _grow(
+        self,
+        scheduler: Scheduler,
+        task: Task,
+        method: Method,
+        sampling: SamplingParams,
+        seed_parts: tuple[int | str, ...],
+        finished: Callable[[], object],
+    ) -> Rollout:
+        """The graph of one task: expand, describe, merge, layer by layer."""
+        one = await self._start(scheduler, task, method)
+        for layer in range(1, self.expander.max_layers + 1):
+            branches = self._plan(one, method, layer, (*seed_parts, task.id))
             if not branches:
                 break
-            steps = self.expander.expand(
-                policy,
-                [branch.growing.states[branch.node] for branch in branches],
-                [branch.seed for branch in branches],
-                sampling,
+            steps = await gather(
+                *(
+                    self.expander.expand(scheduler, one.states[branch.node], branch.seed, sampling)
+                    for branch in branches
+                )
             )
-            self._attach(policy, method, branches, steps)
-        policy.release()
-        return [one.finished() for one in growing]
+            described = await self._describe(scheduler, method, [step.state for step in steps])
+            self._attach(one, method, branches, steps, *described)
+        finished()
+        return one.finished()
 
-    def _start(self, policy: Policy, tasks: Sequence[Task], method: Method) -> list[_Growing]:
-        states = [self.expander.start(policy, task) for task in tasks]
-        descriptions, vectors, summary_tokens = self._describe(policy, method, states)
-        growing: list[_Growing] = []
-        for i, (task, state) in enumerate(zip(tasks, states, strict=True)):
-            graph = RolloutGraph.root(
-                task.id,
-                token_ids=state.prompt_ids,
-                key=descriptions[i].key,
-                state=descriptions[i].text,
-                embedding=vectors[i] if vectors is not None else None,
-            )
-            ledger = Ledger(prefilled_tokens=state.prompt_tokens, summary_tokens=summary_tokens[i])
-            growing.append(
-                _Growing(task, graph, np.zeros(1, np.int64), [state], ["ok"], np.array([0]), ledger)
-            )
-        return growing
+    async def _start(self, scheduler: Scheduler, task: Task, method: Method) -> _Growing:
+        state = self.expander.start(scheduler.policy, task)
+        (description,), vectors = await self._describe(scheduler, method, [state])
+        graph = RolloutGraph.root(
+            task.id,
+            token_ids=state.prompt_ids,
+            key=description.key,
+            state=description.text,
+            embedding=None if vectors is None else vectors[0],
+        )
+        ledger = Ledger(
+            prefilled_tokens=state.prompt_tokens, summary_tokens=description.summary_tokens
+        )
+        root = np.zeros(1, np.int64)
+        return _Growing(task, graph, root, [state], ["ok"], root, ledger)
 
     def _plan(
         self, one: _Growing, method: Method, layer: int, seed_parts: tuple[int | str, ...]
@@ -170,7 +206,7 @@ class Grower:
         one.ledger.saved += allocation.saved
         one.ledger.reallocated += allocation.reallocated
         return [
-            _Branch(one, node, derive_seed(*seed_parts, layer, node, sibling))
+            _Branch(node, derive_seed(*seed_parts, layer, node, sibling))
             for node, count in zip(
                 one.active.tolist(), allocation.continuations.tolist(), strict=True
             )
@@ -179,53 +215,40 @@ class Grower:
 
     def _attach(
         self,
-        policy: Policy,
+        one: _Growing,
         method: Method,
         branches: Sequence[_Branch],
         steps: Sequence[Step],
+        descriptions: Sequence[StateDescription],
+        vectors: NDArray[np.float32] | None,
     ) -> None:
-        """Add a layer's edges to their graphs, then find what became equivalent."""
-        descriptions, vectors, summary_tokens = self._describe(
-            policy, method, [step.state for step in steps]
-        )
-        by_graph: dict[int, list[int]] = {}
-        for i, branch in enumerate(branches):
-            by_graph.setdefault(id(branch.growing), []).append(i)
-        touched = [branches[indices[0]].growing for indices in by_graph.values()]
-        for one, indices in zip(touched, by_graph.values(), strict=True):
-            nodes = [
-                self._new_node(
-                    branches[i].node,
-                    steps[i],
-                    descriptions[i],
-                    vectors[i] if vectors is not None else None,
-                )
-                for i in indices
-            ]
-            first = one.graph.num_nodes
-            one.graph = one.graph.append(nodes)
-            one.states.extend(steps[i].state for i in indices)
-            one.statuses.extend(steps[i].status for i in indices)
-            for i in indices:
-                _enter(one.ledger, steps[i], summary_tokens[i])
-            ended = np.array([steps[i].terminal for i in indices])
-            one.active = first + np.flatnonzero(~ended)
-        found = find_classes_many([one.graph for one in touched], method.merging)
-        for one, classes in zip(touched, found, strict=True):
-            one.classes = classes
+        """Add a layer's edges to the graph, then find what became equivalent."""
+        nodes = [
+            self._new_node(branch.node, step, description, None if vectors is None else vectors[i])
+            for i, (branch, step, description) in enumerate(
+                zip(branches, steps, descriptions, strict=True)
+            )
+        ]
+        first = one.graph.num_nodes
+        one.graph = one.graph.append(nodes)
+        one.states.extend(step.state for step in steps)
+        one.statuses.extend(step.status for step in steps)
+        for step, description in zip(steps, descriptions, strict=True):
+            _enter(one.ledger, step, description.summary_tokens)
+        one.active = first + np.flatnonzero([not step.terminal for step in steps])
+        one.classes = find_classes(one.graph, method.merging)
 
-    def _describe(
-        self, policy: Policy, method: Method, states: Sequence[PathState]
-    ) -> tuple[list[StateDescription], NDArray[np.float32] | None, list[int]]:
-        """Descriptions, their embeddings [len(states), d] and the tokens each summary cost."""
+    async def _describe(
+        self, scheduler: Scheduler, method: Method, states: Sequence[PathState]
+    ) -> tuple[list[StateDescription], NDArray[np.float32] | None]:
+        """Descriptions and their embeddings [len(states), d]."""
         if self.describer is None or not method.needs_states:
-            return [self._no_state] * len(states), None, [0] * len(states)
-        descriptions = self.describer.describe(policy, states)
-        summary_tokens = self.describer.take_summary_tokens()
-        vectors = None
-        if self.embedder is not None:
-            vectors = self.embedder.embed([description.text or "" for description in descriptions])
-        return descriptions, vectors, summary_tokens
+            return [StateDescription()] * len(states), None
+        descriptions = await self.describer.describe(scheduler, states)
+        if self.embedder is None:
+            return descriptions, None
+        texts = [description.text or "" for description in descriptions]
+        return descriptions, await scheduler.beside(self.embedder.embed, texts)
 
     def _new_node(
         self,

@@ -1,9 +1,8 @@
 """Segment mode: an edge is a fixed number of sampled tokens (Algorithm 1, segment length L)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from graphpo_agent.protocols import Policy
+from graphpo_agent.protocols import Policy, Scheduler
 from graphpo_agent.rollout.path import check_template, fill_template, open_path, room_left
 from graphpo_agent.types import (
     Completion,
@@ -79,22 +78,13 @@ class SegmentExpander:
             messages.insert(0, {"role": "system", "content": self._system_prompt})
         return open_path(policy, task, messages, memory=())
 
-    def expand(
-        self,
-        policy: Policy,
-        states: Sequence[PathState],
-        seeds: Sequence[int],
-        sampling: SamplingParams,
-    ) -> list[Step]:
-        """One segment from each state, all sampled in one batch."""
-        requests = [
-            self._request(policy, state, seed) for state, seed in zip(states, seeds, strict=True)
-        ]
-        completions = policy.sample(requests, sampling)
-        return [
-            self._step(policy, state, completion)
-            for state, completion in zip(states, completions, strict=True)
-        ]
+    async def expand(
+        self, scheduler: Scheduler, state: PathState, seed: int, sampling: SamplingParams
+    ) -> Step:
+        """One segment behind a state."""
+        request = self._request(scheduler.policy, state, seed)
+        completion = await scheduler.sample(request, sampling)
+        return self._step(scheduler.policy, state, completion)
 
     def _room(self, policy: Policy, path: PathState, context: Context) -> int:
         return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)

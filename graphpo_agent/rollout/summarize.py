@@ -6,9 +6,10 @@ there: two routes to one state could not merge otherwise.
 
 import json
 import unicodedata
+from asyncio import gather
 from collections.abc import Callable, Sequence
 
-from graphpo_agent.protocols import Policy
+from graphpo_agent.protocols import Scheduler
 from graphpo_agent.rollout.agent import AgentMemory
 from graphpo_agent.types import PathState, SampleRequest, SamplingParams, StateDescription
 
@@ -50,16 +51,12 @@ class KeyDescriber:
 
     def __init__(self, key_fn: Callable[[PathState], str | None]) -> None:
         self._key_fn = key_fn
-        self._num_described = 0
 
-    def describe(self, policy: Policy, states: Sequence[PathState]) -> list[StateDescription]:
+    async def describe(
+        self, scheduler: Scheduler, states: Sequence[PathState]
+    ) -> list[StateDescription]:
         """The key of each state."""
-        self._num_described = len(states)
         return [StateDescription(key=self._key_fn(state)) for state in states]
-
-    def take_summary_tokens(self) -> list[int]:
-        """A zero for each state of the last ``describe``."""
-        return [0] * self._num_described
 
 
 class TextDescriber:
@@ -71,17 +68,13 @@ class TextDescriber:
 
     def __init__(self, max_characters: int) -> None:
         self._max_characters = max_characters
-        self._num_described = 0
 
-    def describe(self, policy: Policy, states: Sequence[PathState]) -> list[StateDescription]:
+    async def describe(
+        self, scheduler: Scheduler, states: Sequence[PathState]
+    ) -> list[StateDescription]:
         """The last ``max_characters`` characters of each state's response."""
-        self._num_described = len(states)
         texts = [state.response or state.task.question for state in states]
         return [StateDescription(text=text[-self._max_characters :]) for text in texts]
-
-    def take_summary_tokens(self) -> list[int]:
-        """A zero for each state of the last ``describe``."""
-        return [0] * self._num_described
 
 
 class PolicySummary:
@@ -95,35 +88,26 @@ class PolicySummary:
     def __init__(self, *, max_summary_tokens: int, request: str = SUMMARY_REQUEST) -> None:
         self._max_summary_tokens = max_summary_tokens
         self._request = request
-        self._summary_tokens: list[int] = []
 
-    def describe(self, policy: Policy, states: Sequence[PathState]) -> list[StateDescription]:
-        """The policy's summary of each state, all sampled in one batch."""
-        request_ids = policy.tokenizer.encode(self._request)
-        rooms = [
-            policy.max_context_tokens - state.context.num_tokens - len(request_ids)
-            for state in states
-        ]
-        asked = [i for i, room in enumerate(rooms) if room > 0]
-        completions = policy.sample(
-            [
-                SampleRequest(
-                    policy.extend(states[i].context, request_ids),
-                    seed=0,
-                    max_new_tokens=min(self._max_summary_tokens, rooms[i]),
-                )
-                for i in asked
-            ],
-            SamplingParams(temperature=0.0),
+    async def describe(
+        self, scheduler: Scheduler, states: Sequence[PathState]
+    ) -> list[StateDescription]:
+        """The policy's summary of each state; the request does not count as summary tokens."""
+        request_ids = scheduler.policy.tokenizer.encode(self._request)
+        return await gather(*(self._summary(scheduler, state, request_ids) for state in states))
+
+    async def _summary(
+        self, scheduler: Scheduler, state: PathState, request_ids: Sequence[int]
+    ) -> StateDescription:
+        policy = scheduler.policy
+        room = policy.max_context_tokens - state.context.num_tokens - len(request_ids)
+        if room < 1:
+            return StateDescription()
+        request = SampleRequest(
+            policy.extend(state.context, request_ids),
+            seed=0,
+            max_new_tokens=min(self._max_summary_tokens, room),
         )
-        descriptions = [StateDescription()] * len(states)
-        self._summary_tokens = [0] * len(states)
-        for i, completion in zip(asked, completions, strict=True):
-            text = policy.tokenizer.decode(completion.token_ids).strip()
-            descriptions[i] = StateDescription(text=text)
-            self._summary_tokens[i] = len(completion.token_ids)
-        return descriptions
-
-    def take_summary_tokens(self) -> list[int]:
-        """Tokens sampled for each state of the last ``describe``; the request is not counted."""
-        return self._summary_tokens
+        token_ids = (await scheduler.sample(request, SamplingParams(temperature=0.0))).token_ids
+        text = policy.tokenizer.decode(token_ids).strip()
+        return StateDescription(text=text, summary_tokens=len(token_ids))

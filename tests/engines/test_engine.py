@@ -12,6 +12,7 @@ from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError, GraphError, ModelError, RunError
+from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import Demonstration, SampleRequest, SamplingParams
 from tests.engines.graphs import random_sample, with_rollout_logprobs
 
@@ -65,6 +66,9 @@ def test_mismatch_measures_the_samplers_distance(make_model, tokenizer):
     assert engine.update(exact, 0)["update/mismatch"] < 1e-6
     metrics = engine.update(drifted, 0)
     assert metrics["update/mismatch"] == pytest.approx(0.25, abs=1e-5)
+    first = engine.update([drifted[0], *exact[1:]], 0)["update/mismatch"]
+    shares = [s.loss_mask.sum() / sum(t.loss_mask.sum() for t in exact) for s in exact]
+    assert first == pytest.approx(0.25 * shares[0], abs=1e-5)
     assert metrics["update/mismatch_kl"] == pytest.approx(np.exp(-0.25) - 1 + 0.25, abs=1e-5)
 
 
@@ -74,7 +78,7 @@ def test_the_sampler_and_the_trainer_agree_on_logprobs(make_model, tokenizer):
     prompt = list(range(5, 15))
     context = engine.policy.open(prompt)
     requests = [SampleRequest(context, seed, 8) for seed in range(4)]
-    completions = engine.policy.sample(requests, SamplingParams())
+    completions = complete(engine.policy, requests, SamplingParams())
     lengths = [len(prompt), *(len(c.token_ids) for c in completions)]
     sample = replace(
         SAMPLES[0],
@@ -94,8 +98,8 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(make_model, toke
     model = make_model()
     engine = make_engine(model, tokenizer, replace(UPDATING, learning_rate=0.002))
     context = engine.policy.open([5, 6, 7])
-    drawn = engine.policy.sample(
-        [SampleRequest(context, s, 1) for s in range(60)], SamplingParams()
+    drawn = complete(
+        engine.policy, [SampleRequest(context, s, 1) for s in range(60)], SamplingParams()
     )
     good = drawn[0].token_ids[0]
     tokens = [c.token_ids[0] for c in drawn]
@@ -199,7 +203,7 @@ def test_an_update_releases_the_policys_contexts(make_model, tokenizer):
     context = engine.policy.open([5])
     engine.update(SAMPLES, 0)
     with pytest.raises(ValueError, match="released"):
-        engine.policy.sample([SampleRequest(context, 0, 1)], SamplingParams())
+        complete(engine.policy, [SampleRequest(context, 0, 1)], SamplingParams())
 
 
 def test_imitation_trains_the_trained_pieces_and_the_end(make_model, tokenizer):
@@ -248,7 +252,9 @@ def run_steps(engine, steps):
         log.append(engine.imitate(DEMONSTRATIONS))
         context = engine.policy.open([5, 9, 30])
         requests = [SampleRequest(context, 10 * step + i, 6) for i in range(5)]
-        log += [(c.token_ids, c.logprobs) for c in engine.policy.sample(requests, SamplingParams())]
+        log += [
+            (c.token_ids, c.logprobs) for c in complete(engine.policy, requests, SamplingParams())
+        ]
         log.append(engine.update(SAMPLES, step))
     return log
 

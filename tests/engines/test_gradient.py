@@ -9,7 +9,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.loss import Objective
-from graphpo_agent.engines.local.options import OptimizerOptions, UpdateOptions
+from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
+from graphpo_agent.engines.local.packing import pack
 from tests.engines.graphs import edge_logprobs, random_sample, with_rollout_logprobs
 
 
@@ -68,14 +69,17 @@ def compare(make_model, tokenizer, samples, tolerance, family="qwen2", attention
     oracle = make_model(family, spread=spread)
     oracle.set_attn_implementation(attention)
     aggregation = options.get("loss_aggregation", "edge_mean")
+    max_tokens = options.pop("max_tokens", 120)
+    compute = options.pop("compute", ComputeOptions())
     loss, clips = per_edge_loss(oracle, samples, objective, aggregation)
     loss.backward()
     assert clips > 0, "the case must make the clip active"
     engine = LocalEngine(
         model,
         tokenizer,
-        OptimizerOptions(max_grad_norm=float("inf"), max_tokens=120),
+        OptimizerOptions(max_grad_norm=float("inf"), max_tokens=max_tokens),
         UpdateOptions(old_logprobs="rollout", objective=objective, **options),
+        compute=compute,
     )
     grads, metrics = engine_gradients(engine, model, samples)
     expected = gradients(oracle)
@@ -94,14 +98,16 @@ def test_gradient_equals_one_row_per_edge(make_model, tokenizer, attention):
     compare(make_model, tokenizer, SAMPLES, 1e-8, attention=attention, spread=0.02)
 
 
+@pytest.mark.parametrize("max_tokens", [120, 40])
 @pytest.mark.parametrize(
     ("family", "norm"), [("qwen2", Qwen2RMSNorm), ("qwen3", Qwen3RMSNorm), ("llama", LlamaRMSNorm)]
 )
 def test_gradient_equals_one_row_per_edge_to_rounding_without_the_norms_casts(
-    make_model, tokenizer, monkeypatch, family, norm
+    make_model, tokenizer, monkeypatch, family, norm, max_tokens
 ):
     monkeypatch.setattr(norm, "forward", norm_in_full_precision)
-    compare(make_model, tokenizer, SAMPLES, 1e-12, family=family)
+    assert len(pack(SAMPLES[-1:], max_tokens)) == (1 if max_tokens == 120 else 2)
+    compare(make_model, tokenizer, SAMPLES, 1e-12, family=family, max_tokens=max_tokens)
 
 
 def test_gradient_of_separate_terms_token_mean_and_asymmetric_clipping(

@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPTJConfig, GPTJForCausalLM
 
-from graphpo_agent.engines.local.attention import attention, folded_attention, grouped_attention
-from graphpo_agent.engines.local.forward import check_flat_layout, score_tokens
+from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
+from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
+from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
-from tests.engines.graphs import edge_logprobs, path_tokens, random_sample
+from tests.engines.graphs import edge_logprobs, random_sample
 
 
 def visible_tokens(batch):
@@ -26,46 +27,123 @@ def visible_tokens(batch):
                 if i < own:
                     seen[int(place)] = batch.token_ids[keys[: path - own + i + 1]].tolist()
     assert [padded[i] for i in batch.order] == list(range(len(batch.token_ids)))
+    for i in range(len(batch.token_ids)):
+        on_path = [j for j in range(i + 1) if i < batch.exits[j]]
+        assert batch.token_ids[on_path].tolist() == seen[i]
     return seen
 
 
 def all_paths(samples):
-    """Source index → the token ids up to and including that token, by walking the graph."""
+    """Source index → the path up to and including that token as (source, id), by walking."""
     paths, start = {}, 0
     for sample in samples:
         for node in range(len(sample.parent)):
-            path = path_tokens(sample, node)
+            chain = [node]
+            while sample.parent[chain[0]] >= 0:
+                chain.insert(0, int(sample.parent[chain[0]]))
+            above = [
+                (start + i, int(sample.token_ids[i]))
+                for v in chain
+                for i in range(sample.offsets[v], sample.offsets[v + 1])
+            ]
             own = int(sample.offsets[node + 1] - sample.offsets[node])
             for i in range(own):
-                source = start + int(sample.offsets[node]) + i
-                paths[source] = path[: len(path) - own + i + 1]
+                paths[start + int(sample.offsets[node]) + i] = above[: len(above) - own + i + 1]
         start += len(sample.token_ids)
     return paths
 
 
 def check_packed(samples, batches):
+    """Every trained token once, behind its own path; returns how many tokens must be computed."""
     paths = all_paths(samples)
-    trained = np.flatnonzero(np.concatenate([sample.loss_mask for sample in samples]))
+    mask = np.concatenate([sample.loss_mask for sample in samples])
     sources = np.concatenate([batch.source for batch in batches])
-    assert sorted(sources) == trained.tolist()
-    num_tokens = sum(len(batch.token_ids) for batch in batches)
-    assert num_tokens == sum(len(sample.token_ids) for sample in samples)
+    assert sorted(sources) == np.flatnonzero(mask).tolist()
     for batch in batches:
         seen = visible_tokens(batch)
         for target, predictor, source in zip(
-            batch.targets, batch.predictors, batch.source, strict=True
+            batch.target_ids, batch.predictors, batch.source, strict=True
         ):
-            path = paths[int(source)]
-            assert seen[int(target)] == path
-            assert seen[int(predictor)] == path[:-1]
-            assert batch.position_ids[target] == len(path) - 1
+            *path, (_, own) = paths[int(source)]
+            assert own == target
+            assert seen[int(predictor)] == [token for _, token in path]
+            assert batch.position_ids[predictor] == len(path) - 1
+    return len({place for source in sources for place, _ in paths[int(source)][:-1]})
+
+
+def longest_path(samples):
+    """The most tokens that one trained token follows."""
+    paths = all_paths(samples)
+    mask = np.concatenate([sample.loss_mask for sample in samples])
+    return max(len(paths[source]) - 1 for source in np.flatnonzero(mask))
+
+
+SHAPES = st.lists(st.tuples(st.integers(0, 999), st.integers(4, 30)), min_size=1, max_size=5)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 999), st.integers(4, 30)), min_size=1, max_size=5))
-def test_every_token_is_packed_once_and_sees_its_own_path(shapes):
+@given(SHAPES)
+def test_every_needed_token_is_packed_once_and_sees_its_own_path(shapes):
     samples = [random_sample(seed, num_nodes) for seed, num_nodes in shapes]
-    check_packed(samples, pack(samples, max_tokens=150))
+    batches = pack(samples, max_tokens=max(len(sample.token_ids) for sample in samples))
+    assert sum(len(batch.token_ids) for batch in batches) == check_packed(samples, batches)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(0, 60))
+def test_a_large_graph_spans_several_rows_within_the_limit(shapes, room):
+    samples = [random_sample(seed, num_nodes) for seed, num_nodes in shapes]
+    limit = longest_path(samples) + room
+    batches = pack(samples, limit)
+    needed = check_packed(samples, batches)
+    assert max(len(batch.token_ids) for batch in batches) <= limit
+    assert needed <= sum(len(batch.token_ids) for batch in batches)
+
+
+def test_only_a_path_that_is_too_long_makes_a_row_too_long():
+    samples = [random_sample(seed, 20, longest=9) for seed in range(4)]
+    longest = [longest_path([sample]) for sample in samples]
+    limit = sorted(longest)[1]
+    batches = pack(samples, limit)
+    check_packed(samples, batches)
+    assert limit < max(len(batch.token_ids) for batch in batches) <= max(longest)
+
+
+def test_a_cut_graph_computes_little_again():
+    """A binary tree of depth 7 in rows of a quarter: each cut costs at most one path."""
+    num_nodes, segment = 2**8 - 1, 10
+    parent = (np.arange(num_nodes) - 1) // 2
+    parent[0] = -1
+    num_tokens = num_nodes * segment
+    sample = TrainingSample(
+        "tree",
+        parent,
+        np.arange(num_nodes + 1) * segment,
+        np.arange(num_tokens),
+        np.arange(num_tokens) >= segment,
+        np.zeros(num_tokens, np.float32),
+        np.zeros((1, num_nodes)),
+    )
+    batches = pack([sample], num_tokens // 4)
+    needed = check_packed([sample], batches)
+    assert len(batches) == 4
+    assert sum(len(batch.token_ids) for batch in batches) - needed <= 3 * 7 * segment
+
+
+def test_what_no_trained_token_follows_is_left_out():
+    sample = TrainingSample(
+        "search",
+        parent=np.array([-1, 0, 0]),
+        offsets=np.array([0, 2, 6, 9]),
+        token_ids=np.arange(9),
+        loss_mask=np.array([0, 0, 1, 1, 0, 0, 1, 0, 0], bool),
+        logprobs=np.zeros(9, np.float32),
+        advantages=np.zeros((1, 3)),
+    )
+    (batch,) = pack([sample], 100)
+    assert batch.token_ids.tolist() == [0, 1, 2]
+    assert batch.target_ids.tolist() == [2, 3, 6]
+    assert batch.predictors.tolist() == [1, 2, 1]
 
 
 def test_stretches_longer_than_a_block_are_cut_without_a_gap():
@@ -99,15 +177,10 @@ def test_an_edge_without_tokens_passes_its_context_on():
     check_packed([sample], pack([sample], 100))
 
 
-def test_bins_hold_at_most_the_asked_tokens_unless_one_graph_is_larger():
+def test_small_graphs_share_a_row():
     samples = [random_sample(seed, 4 + seed) for seed in range(12)]
-    sizes = sorted(len(sample.token_ids) for sample in samples)
-    limit = sizes[-1] - 1
-    batches = pack(samples, limit)
-    assert [len(b.token_ids) for b in batches if len(b.token_ids) > limit] == [
-        s for s in sizes if s > limit
-    ]
-    assert len(batches) < len(samples)
+    limit = max(len(sample.token_ids) for sample in samples)
+    assert len(pack(samples, limit)) < len(samples)
     assert pack([], 100) == []
 
 
@@ -120,9 +193,9 @@ def test_scores_equal_those_of_one_row_per_edge(make_model, family):
         for sample in samples:
             for node in range(1, len(sample.parent)):
                 expected.append(torch.stack(edge_logprobs(model, sample, node, 0.8)))
-        with attention(model, "graphpo_flat"):
+        with flat_passes(model, ComputeOptions()):
             (batch,) = pack(samples, 10_000)
-            scores = score_tokens(model, batch, temperature=0.8)
+            scores = score_tokens(model, batch, 0.8, ComputeOptions())
     order = np.argsort(batch.source)
     logprobs, entropies = torch.cat(expected, 1)
     torch.testing.assert_close(scores.logprobs[order], logprobs, rtol=0, atol=1e-8)
@@ -134,8 +207,8 @@ def test_blocks_of_logits_change_neither_scores_nor_gradients(make_model):
     results = []
     for max_logits in (10**9, 7 * 400):
         model = make_model()
-        with attention(model, "graphpo_flat"):
-            scores = score_tokens(model, batch, 1.0, entropy_gradient=True, max_logits=max_logits)
+        with flat_passes(model, ComputeOptions()):
+            scores = score_tokens(model, batch, 1.0, ComputeOptions(), True, max_logits)
             (scores.logprobs.sin() + 0.3 * scores.entropies).sum().backward()
         results.append([scores.logprobs, *(p.grad for p in model.parameters())])
     for whole, blocks in zip(*results, strict=True):
@@ -154,7 +227,7 @@ def test_folding_heads_into_queries_equals_grouped_attention():
 
 def test_a_model_that_reshapes_its_logits_is_refused(make_model):
     model = make_model()
-    check_flat_layout(model)
+    check_flat_layout(model, ComputeOptions())
     forward = model.forward
 
     def capped(*args, **kwargs):
@@ -164,7 +237,7 @@ def test_a_model_that_reshapes_its_logits_is_refused(make_model):
 
     model.forward = capped
     with pytest.raises(ModelError, match="flat layout"):
-        check_flat_layout(model)
+        check_flat_layout(model, ComputeOptions())
 
 
 @pytest.mark.parametrize(
@@ -188,5 +261,5 @@ def test_models_whose_attention_is_not_plain_are_refused(config, model, extra, m
         **extra,
     )
     with pytest.raises(ModelError, match=message) as caught:
-        check_flat_layout(model(tiny).eval())
+        check_flat_layout(model(tiny).eval(), ComputeOptions())
     assert "\n" not in str(caught.value)

@@ -1,10 +1,14 @@
 """The sampler against a teacher-forced forward pass without any cache."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
 
 SAMPLING = SamplingParams()
@@ -39,7 +43,7 @@ def test_logprobs_equal_those_of_a_forward_pass_without_cache(family, make_model
     policy = LocalPolicy(model, tokenizer)
     prompts = [[5, 9, 30], [7] * 20, list(range(3, 50))]
     requests = requests_for([policy.open(p) for p in prompts], 3)
-    for request, completion in zip(requests, policy.sample(requests, SAMPLING), strict=True):
+    for request, completion in zip(requests, complete(policy, requests, SAMPLING), strict=True):
         prompt = prompts[request.seed // 1000]
         assert completion.context.num_tokens == len(prompt) + len(completion.token_ids)
         check_completion(model, prompt, completion)
@@ -49,7 +53,7 @@ def test_single_precision_agrees_with_the_forward_pass(make_model, tokenizer):
     model = make_model().float()
     policy = LocalPolicy(model, tokenizer)
     requests = requests_for([policy.open([5, 9, 30])], 8)
-    for completion in policy.sample(requests, SAMPLING):
+    for completion in complete(policy, requests, SAMPLING):
         check_completion(model, [5, 9, 30], completion, tolerance=1e-5)
 
 
@@ -59,7 +63,7 @@ def test_drawn_tokens_invert_the_cumulative_distribution_at_the_seeds_numbers(
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     request = SampleRequest(policy.open([5, 9, 30]), 77, 10)
-    (completion,) = policy.sample([request], SamplingParams(temperature=0.7))
+    (completion,) = complete(policy, [request], SamplingParams(temperature=0.7))
     check_completion(model, [5, 9, 30], completion, temperature=0.7)
     numbers = np.random.Generator(np.random.Philox(key=77)).random(10)
     rows = naive_logprobs(model, [5, 9, 30], completion.token_ids, 0.7).exp().numpy()
@@ -71,8 +75,8 @@ def test_drawn_tokens_invert_the_cumulative_distribution_at_the_seeds_numbers(
 def test_temperature_zero_is_greedy_with_logprobs_of_temperature_one(make_model, tokenizer):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
-    (completion,) = policy.sample(
-        [SampleRequest(policy.open([4, 8]), 0, 9)], SamplingParams(temperature=0.0)
+    (completion,) = complete(
+        policy, [SampleRequest(policy.open([4, 8]), 0, 9)], SamplingParams(temperature=0.0)
     )
     expected = naive_logprobs(model, [4, 8], completion.token_ids)
     assert completion.token_ids == tuple(expected.argmax(-1).tolist())
@@ -83,7 +87,7 @@ def test_top_p_keeps_the_likeliest_tokens_and_reports_untruncated_logprobs(make_
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     requests = requests_for([policy.open([4, 8])], 20, 6)
-    for completion in policy.sample(requests, SamplingParams(top_p=0.5)):
+    for completion in complete(policy, requests, SamplingParams(top_p=0.5)):
         check_completion(model, [4, 8], completion)
         for token, row in zip(
             completion.token_ids, naive_logprobs(model, [4, 8], completion.token_ids), strict=True
@@ -100,7 +104,7 @@ def test_a_completion_does_not_depend_on_its_batch(make_model, tokenizer):
         policy = LocalPolicy(model, tokenizer, max_batch_bytes)
         contexts = [policy.open(p) for p in prompts]
         requests = requests_for(contexts, 4)
-        completions = policy.sample([requests[i] for i in order], SAMPLING)
+        completions = complete(policy, [requests[i] for i in order], SAMPLING)
         return dict(zip(order, completions, strict=True))
 
     together = sampled(range(12))
@@ -117,10 +121,10 @@ def test_siblings_continue_from_a_shared_node_and_observations_are_context(make_
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     prompt = [5, 9, 30]
-    first = policy.sample(requests_for([policy.open(prompt)], 3, 5), SAMPLING)
+    first = complete(policy, requests_for([policy.open(prompt)], 3, 5), SAMPLING)
     for observation in ([], [40, 41]):
         contexts = [policy.extend(c.context, observation) for c in first]
-        completions = policy.sample(requests_for(contexts, 2, 4), SAMPLING)
+        completions = complete(policy, requests_for(contexts, 2, 4), SAMPLING)
         for i, completion in enumerate(completions):
             prefix = [*prompt, *first[i // 2].token_ids, *observation]
             assert completion.context.num_tokens == len(prefix) + len(completion.token_ids)
@@ -131,13 +135,13 @@ def test_every_prefix_token_is_computed_once(make_model, tokenizer):
     policy = LocalPolicy(make_model(), tokenizer)
     prompt = policy.open(range(3, 40))
     assert policy.open(range(3, 40)) == prompt
-    policy.sample(requests_for([prompt, prompt], 4, 5), SAMPLING)
+    complete(policy, requests_for([prompt, prompt], 4, 5), SAMPLING)
     assert policy.take_prefilled_tokens() == 37
     assert policy.take_prefilled_tokens() == 0
-    completions = policy.sample(requests_for([prompt], 2, 5), SAMPLING)
+    completions = complete(policy, requests_for([prompt], 2, 5), SAMPLING)
     assert policy.take_prefilled_tokens() == 0
     observed = [policy.extend(c.context, [9] * 6) for c in completions]
-    policy.sample(requests_for(observed, 3, 5), SAMPLING)
+    complete(policy, requests_for(observed, 3, 5), SAMPLING)
     assert policy.take_prefilled_tokens() == 12
 
 
@@ -147,7 +151,7 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
     stem = policy.open([5, 6, 7])
     branches = [policy.extend(stem, [10, 11]), policy.extend(stem, [12])]
     twig = policy.extend(branches[0], [13, 14])
-    completions = policy.sample(requests_for([*branches, stem, twig], 1, 4), SAMPLING)
+    completions = complete(policy, requests_for([*branches, stem, twig], 1, 4), SAMPLING)
     assert policy.take_prefilled_tokens() == 3 + 2 + 1 + 2
     paths = [[5, 6, 7, 10, 11], [5, 6, 7, 12], [5, 6, 7], [5, 6, 7, 10, 11, 13, 14]]
     for path, completion in zip(paths, completions, strict=True):
@@ -155,15 +159,99 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
 
 
 def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(make_model, tokenizer, monkeypatch):
-    monkeypatch.setattr("graphpo_agent.engines.local.sampler._PREFILL_BLOCK", 16)
-    monkeypatch.setattr("graphpo_agent.engines.local.cache._FIRST_CAPACITY", 32)
+    monkeypatch.setattr("graphpo_agent.engines.local.sampler._PREFILL_TOKENS", 40)
+    monkeypatch.setattr("graphpo_agent.engines.local.cached_pass._LONGEST_PIECE", 16)
+    monkeypatch.setattr("graphpo_agent.engines.local.cache._FIRST_SLOTS", 32)
+    monkeypatch.setattr("graphpo_agent.engines.local.cache._FIRST_ROWS", 1)
+    monkeypatch.setattr("graphpo_agent.engines.local.cache._COPIED_AT_ONCE", 50)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     prompts = [[3 + i] * (40 + 7 * i) for i in range(4)]
     contexts = [policy.open(p) for p in prompts]
     for _ in range(2):
-        for i, completion in enumerate(policy.sample(requests_for(contexts, 1, 9), SAMPLING)):
+        for i, completion in enumerate(complete(policy, requests_for(contexts, 1, 9), SAMPLING)):
             check_completion(model, prompts[i], completion)
+
+
+def forward_passes(model):
+    """Counts the tokens of every forward pass of the model."""
+    passes = []
+    model.base_model.embed_tokens.register_forward_hook(
+        lambda module, inputs, output: passes.append(inputs[0].numel())
+    )
+    return passes
+
+
+def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokenizer):
+    model = make_model()
+    # 64 columns are the shortest row; this is room for three of them.
+    policy = LocalPolicy(model, tokenizer, 3 * 64 * kv_shape(model).bytes_per_token)
+    passes = forward_passes(model)
+    context = policy.open([5, 9, 30])
+    lengths = [2, 5, 9, 4, 3, 6]
+    requests = [SampleRequest(context, s, n, stop=()) for s, n in enumerate(lengths)]
+    model.lm_head.register_forward_hook(
+        lambda module, inputs, logits: logits.index_fill(
+            -1, torch.tensor(sorted(tokenizer.eos_ids)), -torch.inf
+        )
+    )
+    completions = complete(policy, requests, SAMPLING)
+    assert [len(c.token_ids) for c in completions] == lengths
+    # The prompt; then three at a time: a row's first token needs no computation of its own.
+    assert passes == [3, 3, 2, 3, 3, 2, 2, 3, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_interleaving_gives_every_request_what_it_gets_alone(make_model, tokenizer, seed):
+    """Prompts, observations, siblings and summaries arrive while others are being drawn."""
+    model = make_model()
+    rng = np.random.default_rng(seed)
+    room = int(rng.integers(3, 9)) * 128 * kv_shape(model).bytes_per_token
+    policy = LocalPolicy(model, tokenizer, room)
+    known = [
+        (policy.open(prompt), prompt)
+        for prompt in (rng.integers(3, 200, int(n)).tolist() for n in rng.integers(1, 40, 5))
+    ]
+    submitted, ended, unique = {}, {}, sum(len(prompt) for _, prompt in known)
+    while len(ended) < 60:
+        for _ in range(int(rng.integers(0, 6)) if len(submitted) < 60 else 0):
+            context, path = known[int(rng.integers(len(known)))]
+            if rng.random() < 0.4 and len(path) < 80:
+                observation = rng.integers(3, 200, int(rng.integers(1, 30))).tolist()
+                context, path = policy.extend(context, observation), [*path, *observation]
+                unique += len(observation)
+            sampling = SamplingParams(temperature=float(rng.choice([0.0, 0.8, 1.0])))
+            request = SampleRequest(context, len(submitted), int(rng.integers(1, 20)))
+            submitted[policy.submit(request, sampling)] = (path, request, sampling)
+        for ticket, completion in policy.advance():
+            ended[ticket] = completion
+            path = [*submitted[ticket][0], *completion.token_ids]
+            if len(path) < 100 and rng.random() < 0.5:
+                known.append((completion.context, path))
+    assert policy.take_prefilled_tokens() <= unique
+    policy.release()
+    alone = LocalPolicy(model, tokenizer)
+    for ticket, completion in ended.items():
+        path, request, sampling = submitted[ticket]
+        check_completion(model, path, completion, sampling.temperature or 1.0)
+        fresh = replace(request, context=alone.open(path))
+        (expected,) = complete(alone, [fresh], sampling)
+        assert completion.token_ids == expected.token_ids
+        assert completion.finish_reason == expected.finish_reason
+
+
+def test_release_drops_what_is_unfinished(make_model, tokenizer):
+    model = make_model()
+    before = model.config._attn_implementation
+    policy = LocalPolicy(model, tokenizer)
+    for request in requests_for([policy.open([5, 9, 30])], 4, 30):
+        policy.submit(request, SAMPLING)
+    policy.advance()
+    policy.release()
+    assert model.config._attn_implementation == before
+    assert policy.advance() == []
+    (completion,) = complete(policy, requests_for([policy.open([4, 8])], 1), SAMPLING)
+    check_completion(model, [4, 8], completion)
 
 
 class Script:
@@ -186,7 +274,7 @@ def say(make_model, tokenizer, text, **options):
     Script(model, tokenizer, text)
     policy = LocalPolicy(model, tokenizer)
     options = {"max_new_tokens": len(tokenizer.encode(text))} | options
-    (completion,) = policy.sample([SampleRequest(policy.open([5]), 0, **options)], SAMPLING)
+    (completion,) = complete(policy, [SampleRequest(policy.open([5]), 0, **options)], SAMPLING)
     return tokenizer.decode(completion.token_ids), completion.finish_reason
 
 
@@ -225,7 +313,7 @@ def test_the_end_of_sequence_token_ends_and_is_kept(make_model, tokenizer):
     policy = LocalPolicy(model, tokenizer)
     Script(model, tokenizer, "x").token_ids = [30, 31, tokenizer.eos_id, 32]
     request = SampleRequest(policy.open([5]), 0, 10)
-    (completion,) = policy.sample([request], SAMPLING)
+    (completion,) = complete(policy, [request], SAMPLING)
     assert completion.token_ids == (30, 31, tokenizer.eos_id)
     assert completion.finish_reason == "eos"
 
@@ -235,9 +323,9 @@ def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer):
     policy = LocalPolicy(model, tokenizer)
     assert policy.max_context_tokens == 16
     requests = requests_for([policy.open([5] * 10), policy.open([5] * 16)], 2, 50)
-    for completion in policy.sample(requests, SAMPLING):
+    for completion in complete(policy, requests, SAMPLING):
         assert completion.context.num_tokens <= 16
-    full = policy.sample(requests[2:], SAMPLING)
+    full = complete(policy, requests[2:], SAMPLING)
     assert [c.token_ids for c in full] == [(), ()]
     assert [c.finish_reason for c in full] == ["length", "length"]
 
@@ -247,12 +335,12 @@ def test_rows_of_very_different_length_end_apart(make_model, tokenizer):
     policy = LocalPolicy(model, tokenizer)
     context = policy.open([5, 9, 30])
     requests = [SampleRequest(context, s, 1 + 2 * s) for s in range(12)]
-    completions = policy.sample(requests, SAMPLING)
+    completions = complete(policy, requests, SAMPLING)
     for request, completion in zip(requests, completions, strict=True):
         if completion.finish_reason == "length":
             assert len(completion.token_ids) == request.max_new_tokens
         check_completion(model, [5, 9, 30], completion)
-    again = policy.sample(requests_for([c.context for c in completions], 1, 3), SAMPLING)
+    again = complete(policy, requests_for([c.context for c in completions], 1, 3), SAMPLING)
     for before, completion in zip(completions, again, strict=True):
         check_completion(model, [5, 9, 30, *before.token_ids], completion)
 
@@ -268,7 +356,7 @@ def test_rows_that_end_with_their_first_token_leave_the_others_right(make_model,
         SampleRequest(long, 2, 9),
         SampleRequest(shorter, 3, 1),
     ]
-    for prompt, completion in zip(prompts, policy.sample(requests, SAMPLING), strict=True):
+    for prompt, completion in zip(prompts, complete(policy, requests, SAMPLING), strict=True):
         check_completion(model, prompt, completion)
 
 
@@ -277,7 +365,7 @@ def test_released_and_foreign_contexts_are_refused(make_model, tokenizer):
     context = policy.open([5])
     policy.release()
     with pytest.raises(ValueError, match="released"):
-        policy.sample([SampleRequest(context, 0, 1)], SAMPLING)
+        complete(policy, [SampleRequest(context, 0, 1)], SAMPLING)
     with pytest.raises(ValueError, match="at least one token"):
         policy.open([])
 
@@ -286,7 +374,7 @@ def test_sampling_leaves_the_models_own_attention_in_place(make_model, tokenizer
     model = make_model()
     before = model.config._attn_implementation
     policy = LocalPolicy(model, tokenizer)
-    policy.sample(requests_for([policy.open([5])], 1), SAMPLING)
+    complete(policy, requests_for([policy.open([5])], 1), SAMPLING)
     assert model.config._attn_implementation == before
 
 
@@ -294,7 +382,7 @@ def test_sampled_frequencies_follow_the_models_probabilities(make_model, tokeniz
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     requests = [SampleRequest(policy.open([5, 9]), s, 1) for s in range(4000)]
-    drawn = [c.token_ids[0] for c in policy.sample(requests, SAMPLING)]
+    drawn = [c.token_ids[0] for c in complete(policy, requests, SAMPLING)]
     probs = naive_logprobs(model, [5, 9], [0])[0].exp().numpy()
     counts = np.bincount(drawn, minlength=len(probs))
     common = probs > 0.01

@@ -4,13 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphpo_agent.protocols import Expander, Policy, StateDescriber
+from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.types import (
     Completion,
     Document,
     FinishReason,
     Message,
+    PathState,
     SampleRequest,
     SamplingParams,
+    StateDescription,
+    Step,
     ToolResult,
 )
 
@@ -80,6 +85,7 @@ class ScriptedPolicy:
         self.requests: list[SampleRequest] = []
         self.sampling: list[SamplingParams] = []
         self._script = script
+        self._answered = 0
 
     def open(self, token_ids: Sequence[int]) -> TokenContext:
         return TokenContext(tuple(token_ids))
@@ -87,12 +93,16 @@ class ScriptedPolicy:
     def extend(self, context: TokenContext, token_ids: Sequence[int]) -> TokenContext:
         return TokenContext((*context.token_ids, *token_ids))
 
-    def sample(
-        self, requests: Sequence[SampleRequest], sampling: SamplingParams
-    ) -> list[Completion]:
-        self.requests.extend(requests)
+    def submit(self, request: SampleRequest, sampling: SamplingParams) -> int:
+        self.requests.append(request)
         self.sampling.append(sampling)
-        return [self._complete(request) for request in requests]
+        return len(self.requests)
+
+    def advance(self) -> list[tuple[int, Completion]]:
+        """All that was asked for since, at once."""
+        tickets = range(self._answered + 1, len(self.requests) + 1)
+        self._answered = len(self.requests)
+        return [(ticket, self._complete(self.requests[ticket - 1])) for ticket in tickets]
 
     def _complete(self, request: SampleRequest) -> Completion:
         context: Any = request.context
@@ -123,6 +133,31 @@ class ScriptedPolicy:
 
     def release(self) -> None:
         pass
+
+
+def expand(
+    expander: Expander,
+    policy: Policy,
+    states: Sequence[PathState],
+    seeds: Sequence[int],
+    sampling: SamplingParams,
+) -> list[Step]:
+    """One step from each state, all under way together."""
+    scheduler = PolicyScheduler(policy, overlap=False)
+    return scheduler.run(
+        [
+            expander.expand(scheduler, state, seed, sampling)
+            for state, seed in zip(states, seeds, strict=True)
+        ]
+    )
+
+
+def describe(
+    describer: StateDescriber, policy: Policy, states: Sequence[PathState]
+) -> list[StateDescription]:
+    """The descriptions of states."""
+    scheduler = PolicyScheduler(policy, overlap=False)
+    return scheduler.run([describer.describe(scheduler, states)])[0]
 
 
 def bytes_of(text: str) -> tuple[int, ...]:

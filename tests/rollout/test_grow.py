@@ -1,6 +1,5 @@
 """The layer loop over a world without a model: a walk on the numbers, one token a step."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,11 +45,9 @@ class Walk:
     def start(self, policy: Any, task: Task) -> PathState:
         return PathState(task, Position(3), 0, (1, 2, 3), "", None, memory=0)
 
-    def expand(
-        self, policy: Any, states: Sequence[PathState], seeds: Sequence[int], sampling: Any
-    ) -> list[Step]:
-        self.seeds += seeds
-        return [self._step(state, seed) for state, seed in zip(states, seeds, strict=True)]
+    async def expand(self, scheduler: Any, state: PathState, seed: int, sampling: Any) -> Step:
+        self.seeds.append(seed)
+        return self._step(state, seed)
 
     def _step(self, state: PathState, seed: int) -> Step:
         at = state.memory + (1 if np.random.default_rng(seed).random() < 0.6 else -1)
@@ -177,10 +174,7 @@ def test_the_ledger_is_the_sum_of_the_edges() -> None:
 
 def test_states_are_not_described_where_no_method_looks() -> None:
     class Refuses:
-        def describe(self, policy: Any, states: Any) -> Any:
-            raise AssertionError("described")
-
-        def take_summary_tokens(self) -> list[int]:
+        async def describe(self, scheduler: Any, states: Any) -> Any:
             raise AssertionError("described")
 
     one = Grower(Walk(), at_goal, describer=Refuses())

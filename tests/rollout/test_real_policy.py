@@ -14,8 +14,8 @@ from graphpo_agent.rollout.agent import TurnExpander
 from graphpo_agent.rollout.dialects import SearchR1Dialect
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.rollout.summarize import PolicySummary
-from graphpo_agent.types import Document, SamplingParams, Task
-from tests.rollout.scripted import Library
+from graphpo_agent.types import Document, SamplingParams, StateDescription, Task
+from tests.rollout.scripted import Library, describe, expand
 
 TAGS = ["<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>"]
 TASK = Task(id="t", question="Who mentored Karo Venn <|im_end|>?", answers=("x",))
@@ -72,7 +72,8 @@ def grow(expander, policy, width):
     paths = [([], root)] * width
     finished = []
     for layer in range(expander.max_layers):
-        steps = expander.expand(
+        steps = expand(
+            expander,
             policy,
             [state for _, state in paths],
             range(layer * 999, layer * 999 + len(paths)),
@@ -149,9 +150,9 @@ def test_turns_of_a_real_policy(directory, policy, max_observation_tokens):
 def test_the_order_of_the_batch_does_not_change_a_rollout(directory, policy):
     expander = SegmentExpander(segment_length=8, max_response_tokens=30)
     root = expander.start(policy, TASK)
-    together = expander.expand(policy, [root] * 4, [1, 2, 3, 4], SAMPLING)
-    (alone,) = expander.expand(policy, [root], [3], SAMPLING)
-    backwards = expander.expand(policy, [root] * 4, [4, 3, 2, 1], SAMPLING)
+    together = expand(expander, policy, [root] * 4, [1, 2, 3, 4], SAMPLING)
+    (alone,) = expand(expander, policy, [root], [3], SAMPLING)
+    backwards = expand(expander, policy, [root] * 4, [4, 3, 2, 1], SAMPLING)
     assert [step.token_ids for step in backwards][::-1] == [step.token_ids for step in together]
     assert alone.token_ids == together[2].token_ids
 
@@ -159,18 +160,17 @@ def test_the_order_of_the_batch_does_not_change_a_rollout(directory, policy):
 def test_summaries_leave_the_paths_undisturbed(directory, policy):
     expander = SegmentExpander(segment_length=8, max_response_tokens=60)
     root = expander.start(policy, TASK)
-    states = [s.state for s in expander.expand(policy, [root] * 3, [1, 2, 3], SAMPLING)]
-    plain = [s.token_ids for s in expander.expand(policy, states, [7, 8, 9], SAMPLING)]
+    states = [s.state for s in expand(expander, policy, [root] * 3, [1, 2, 3], SAMPLING)]
+    plain = [s.token_ids for s in expand(expander, policy, states, [7, 8, 9], SAMPLING)]
     describer = PolicySummary(max_summary_tokens=12, request="\nNow:")
-    first = describer.describe(policy, [root, *states])
-    assert all(0 < n <= 12 for n in describer.take_summary_tokens())
-    assert describer.describe(policy, [root, *states]) == first  # greedy
-    after = [s.token_ids for s in expander.expand(policy, states, [7, 8, 9], SAMPLING)]
+    first = describe(describer, policy, [root, *states])
+    assert all(0 < one.summary_tokens <= 12 for one in first)
+    assert describe(describer, policy, [root, *states]) == first  # greedy
+    after = [s.token_ids for s in expand(expander, policy, states, [7, 8, 9], SAMPLING)]
     assert after == plain
 
 
 def test_no_summary_is_asked_for_where_no_path_has_room(directory, policy):
     describer = PolicySummary(max_summary_tokens=12, request="x" * 1100)
     root = SegmentExpander(segment_length=8, max_response_tokens=60).start(policy, TASK)
-    assert [d.text for d in describer.describe(policy, [root])] == [None]
-    assert describer.take_summary_tokens() == [0]
+    assert describe(describer, policy, [root]) == [StateDescription()]

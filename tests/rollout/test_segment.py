@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.types import PathState, SamplingParams, Step, Task
-from tests.rollout.scripted import EOS, ByteTokenizer, ScriptedPolicy, bytes_of
+from tests.rollout.scripted import EOS, ByteTokenizer, ScriptedPolicy, bytes_of, expand
 
 TASK = Task(id="t1", question="3 > 7 ?", answers=("7",))
 SAMPLING = SamplingParams()
@@ -19,7 +19,7 @@ def saying(token_ids, prompt_tokens):
 def walk(expander: SegmentExpander, policy: ScriptedPolicy, state: PathState) -> list[Step]:
     steps = []
     for _ in range(expander.max_layers):
-        steps += expander.expand(policy, [state], [0], SAMPLING)
+        steps += expand(expander, policy, [state], [0], SAMPLING)
         state = steps[-1].state
         if steps[-1].terminal:
             break
@@ -114,17 +114,17 @@ def test_siblings_share_their_parent_and_differ_by_seed():
     expander = SegmentExpander(segment_length=3, max_response_tokens=9)
     policy = ScriptedPolicy(lambda context, seed: (*b"%d" % (111 * seed), EOS))
     root = expander.start(policy, TASK)
-    steps = expander.expand(policy, [root] * 3, [1, 2, 1], SAMPLING)
+    steps = expand(expander, policy, [root] * 3, [1, 2, 1], SAMPLING)
     assert [step.state.response for step in steps] == ["111", "222", "111"]
     assert root.context.token_ids == root.prompt_ids and root.memory == ()
 
 
-def test_batch_is_sampled_in_one_call_with_the_given_parameters():
+def test_every_segment_is_sampled_with_its_seed_and_the_given_parameters():
     expander = SegmentExpander(segment_length=3, max_response_tokens=9)
     policy = ScriptedPolicy(lambda context, seed: b"abc")
     root = expander.start(policy, TASK)
-    expander.expand(policy, [root, root], [5, 6], SamplingParams(temperature=0.3, top_p=0.9))
-    assert policy.sampling == [SamplingParams(temperature=0.3, top_p=0.9)]
+    expand(expander, policy, [root, root], [5, 6], SamplingParams(temperature=0.3, top_p=0.9))
+    assert policy.sampling == [SamplingParams(temperature=0.3, top_p=0.9)] * 2
     assert [request.seed for request in policy.requests] == [5, 6]
 
 

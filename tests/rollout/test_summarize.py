@@ -10,7 +10,14 @@ from graphpo_agent.rollout.summarize import (
     documents_key,
 )
 from graphpo_agent.types import Document, PathState, SamplingParams, StateDescription, Task
-from tests.rollout.scripted import EOS, ByteTokenizer, ScriptedPolicy, TokenContext, bytes_of
+from tests.rollout.scripted import (
+    EOS,
+    ByteTokenizer,
+    ScriptedPolicy,
+    TokenContext,
+    bytes_of,
+    describe,
+)
 
 
 def state_of(question="Who?", found=(), answer=None, response="", token_ids=(1, 2), memory=None):
@@ -63,17 +70,15 @@ def test_documents_key_normalises_question_and_answer():
 def test_key_describer_hands_on_the_key_or_none():
     describer = KeyDescriber(lambda state: state.answer)
     states = [state_of(answer="a"), state_of()]
-    assert describer.describe(SILENT, states) == [StateDescription(key="a"), StateDescription()]
-    assert describer.take_summary_tokens() == [0, 0]
+    assert describe(describer, SILENT, states) == [StateDescription(key="a"), StateDescription()]
 
 
 def test_text_describer_gives_the_end_of_the_response_and_the_question_at_the_root():
     describer = TextDescriber(max_characters=4)
     texts = [
-        d.text for d in describer.describe(SILENT, [state_of(), state_of(response="1 + 2 = 3")])
+        d.text for d in describe(describer, SILENT, [state_of(), state_of(response="1 + 2 = 3")])
     ]
     assert texts == ["Who?", "2 = 3"[-4:]]
-    assert describer.take_summary_tokens() == [0, 0]
 
 
 def test_policy_summary_continues_each_path_greedily_and_counts_its_tokens():
@@ -86,17 +91,19 @@ def test_policy_summary_continues_each_path_greedily_and_counts_its_tokens():
     policy = ScriptedPolicy(script)
     states = [state_of(), state_of(token_ids=(1, 2, 5, 263, 9))]
     describer = PolicySummary(max_summary_tokens=30)
-    assert [d.text for d in describer.describe(policy, states)] == ["known: 2", "known: 5"]
-    assert describer.take_summary_tokens() == [12, 12]
-    assert policy.sampling == [SamplingParams(temperature=0.0)]
+    described = describe(describer, policy, states)
+    assert [one.text for one in described] == ["known: 2", "known: 5"]
+    assert [one.summary_tokens for one in described] == [12, 12]
+    assert policy.sampling == [SamplingParams(temperature=0.0)] * 2
     assert [state.context.token_ids for state in states] == [(1, 2), (1, 2, 5, 263, 9)]
 
 
 def test_policy_summary_is_cut_at_its_limit():
     describer = PolicySummary(max_summary_tokens=5)
     policy = ScriptedPolicy(lambda context, seed: bytes_of("known: 1234"))
-    assert describer.describe(policy, [state_of()]) == [StateDescription(text="known")]
-    assert describer.take_summary_tokens() == [5]
+    assert describe(describer, policy, [state_of()]) == [
+        StateDescription(text="known", summary_tokens=5)
+    ]
 
 
 def test_path_without_room_for_a_summary_has_no_description():
@@ -105,12 +112,6 @@ def test_path_without_room_for_a_summary_has_no_description():
     policy = ScriptedPolicy(lambda context, seed: bytes_of("known: 1234"), context_limit)
     states = [state_of(), state_of(token_ids=range(1, 6)), state_of(token_ids=range(1, 5))]
     describer = PolicySummary(max_summary_tokens=30, request=request)
-    assert [d.text for d in describer.describe(policy, states)] == ["kno", None, "k"]
-    assert describer.take_summary_tokens() == [3, 0, 1]
-
-
-def test_summary_tokens_are_those_of_the_last_call():
-    describer = PolicySummary(max_summary_tokens=4)
-    describer.describe(SILENT, [state_of()] * 3)
-    describer.describe(SILENT, [state_of()])
-    assert describer.take_summary_tokens() == [1]
+    described = describe(describer, policy, states)
+    assert [one.text for one in described] == ["kno", None, "k"]
+    assert [one.summary_tokens for one in described] == [3, 0, 1]

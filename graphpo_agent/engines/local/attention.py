@@ -1,18 +1,16 @@
-"""Two attention functions that any stock transformers causal LM can run with.
+"""Running a stock transformers causal LM with an attention function of our own.
 
-Both are registered under transformers' ``AttentionInterface``; ``attention`` switches a model to
-one of them for the length of a ``with`` block.
+The functions are registered under transformers' ``AttentionInterface``; ``attention`` switches a
+model to one of them for the length of a ``with`` block.
 
 Shapes: B sequences, H query heads, K key/value heads (H = G K), Q queries, T keys, D head
-dimension, N tokens of a flat row, E stretches of a bucket.
+dimension, N tokens of a row.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -21,32 +19,24 @@ from transformers.masking_utils import AttentionMaskInterface
 from graphpo_agent.errors import ModelError
 
 __all__ = [
-    "FlatLayout",
+    "CachedAttention",
     "attention",
     "cached_attention",
-    "flat_attention",
+    "check_plain",
     "folded_attention",
     "grouped_attention",
+    "no_mask",
 ]
 
-AttentionName = Literal["graphpo_cached", "graphpo_flat"]
+AttentionName = Literal["graphpo_cached", "graphpo_flat", "graphpo_flex"]
 
 
-@dataclass(frozen=True, slots=True)
-class FlatLayout:
-    """Who attends to whom in one flat row of N tokens, each token held once.
+class CachedAttention(Protocol):
+    """Knows the cache that a sampler's pass attends to."""
 
-    Attributes:
-        queries: per bucket [E, Q] positions in the row; padding repeats a valid position.
-        keys: per bucket [E, T] positions in the row of the whole path; padding likewise.
-        masks: per bucket [E, 1, Q, T] additive, 0 where query may see key, -inf elsewhere.
-        order: [N] for every token of the row its place among all buckets' queries, flattened.
-    """
-
-    queries: tuple[Tensor, ...]
-    keys: tuple[Tensor, ...]
-    masks: tuple[Tensor, ...]
-    order: Tensor
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """[1, N, H, D] for [1, H, N, D] queries and [1, K, N, D] new keys and values."""
+        ...
 
 
 def cached_attention(
@@ -54,29 +44,33 @@ def cached_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     scaling: float,
+    cached_pass: CachedAttention,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a few new tokens to a cache.
+    """Attention of a sampler's pass to the keys and values computed before.
 
     Args:
         module: the attention layer (unused; the interface passes it).
-        query: [B, H, Q, D].
-        key: [B, K, T, D].
-        value: [B, K, T, D].
-        attention_mask: [B, 1, Q, T] additive.
+        query: [1, H, N, D].
+        key: [1, K, N, D].
+        value: [1, K, N, D].
+        attention_mask: unused; ``cached_pass`` knows who sees whom.
         scaling: factor on the dot products.
+        cached_pass: reaches this function as a keyword argument of the model's call.
         **extras: other arguments of the interface.
 
     Returns:
-        [B, Q, H, D] and None (no attention weights).
+        [1, N, H, D] and None (no attention weights).
 
     Raises:
         ModelError: the layer is more than softmax attention.
     """
-    _check_plain(extras)
-    return grouped_attention(query, key, value, attention_mask, scaling).transpose(1, 2), None
+    check_plain(extras)
+    # Under autocast rotary embeddings give float32, and the cache holds one type.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return cached_pass.attend(query, key, value, scaling), None
 
 
 def grouped_attention(
@@ -106,51 +100,6 @@ def folded_attention(
     return out.reshape(query.shape)
 
 
-def flat_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    flat_layout: FlatLayout,
-    **extras: Any,
-) -> tuple[Tensor, None]:
-    """Attention of every stretch of a flat row to the gathered tokens of its own path.
-
-    Args:
-        module: the attention layer (unused; the interface passes it).
-        query: [1, H, N, D].
-        key: [1, K, N, D].
-        value: [1, K, N, D].
-        attention_mask: unused; ``flat_layout`` holds the masks.
-        scaling: factor on the dot products.
-        flat_layout: reaches this function as a keyword argument of the model's call.
-        **extras: other arguments of the interface.
-
-    Returns:
-        [1, N, H, D] and None (no attention weights).
-
-    Raises:
-        ModelError: the layer is more than softmax attention.
-    """
-    _check_plain(extras)
-    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
-    outputs = []
-    for q_index, k_index, mask in zip(
-        flat_layout.queries, flat_layout.keys, flat_layout.masks, strict=True
-    ):
-        out = grouped_attention(
-            _gather(queries, q_index),
-            _gather(keys, k_index),
-            _gather(values, k_index),
-            mask,
-            scaling,
-        )
-        outputs.append(out.transpose(1, 2).reshape(-1, *queries.shape[1:]))
-    return torch.cat(outputs).index_select(0, flat_layout.order)[None], None
-
-
 @contextmanager
 def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
     """Run ``model`` with one of this module's attention functions inside the ``with`` block.
@@ -172,7 +121,7 @@ def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _check_plain(extras: Mapping[str, Any]) -> None:
+def check_plain(extras: Mapping[str, Any]) -> None:
     """Refuse what transformers hands to layers with capped scores or attention sinks."""
     for name in ("softcap", "s_aux"):
         if extras.get(name) is not None:
@@ -181,19 +130,10 @@ def _check_plain(extras: Mapping[str, Any]) -> None:
             )
 
 
-def _gather(rows: Tensor, index: Tensor) -> Tensor:
-    """[N, H, D] rows at [E, L] positions, as [E, H, L, D]."""
-    num_stretches, length = index.shape
-    picked = rows.index_select(0, index.reshape(-1))
-    return picked.view(num_stretches, length, *rows.shape[1:]).transpose(1, 2)
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
+def no_mask(*_: Any, **__: Any) -> None:
     """A mask factory: the functions here bring their own masks."""
     return None
 
 
 AttentionInterface.register("graphpo_cached", cached_attention)
-AttentionInterface.register("graphpo_flat", flat_attention)
-AttentionMaskInterface.register("graphpo_cached", _no_mask)
-AttentionMaskInterface.register("graphpo_flat", _no_mask)
+AttentionMaskInterface.register("graphpo_cached", no_mask)

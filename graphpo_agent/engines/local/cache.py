@@ -1,22 +1,49 @@
-"""Keys and values of every token computed so far, and of the batch being computed.
+"""Keys and values: of every token computed so far, and of the continuations being drawn.
 
-Shapes: B rows of a batch, K key/value heads, P prefix columns, T columns in all, D head
-dimension, M tokens.
+Shapes: L layers, K key/value heads, D head dimension, H query heads, S pool slots, M tokens,
+R rows of a shelf, C columns of a shelf, T columns in use, N tokens of a forward pass.
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
 
-__all__ = ["BatchCache", "KVPool", "kv_bytes_per_token"]
+__all__ = ["KVPool", "KVShape", "Shelf"]
 
-_FIRST_CAPACITY = 4096
+IntArray = NDArray[np.int64]
+
+_FIRST_SLOTS = 4096
+_FIRST_ROWS = 16
+_COPIED_AT_ONCE = 2**16
+"""Tokens copied from the pool to a shelf in one go; bounds the memory between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's keys and values are made of.
+
+    Example: ``KVShape(num_layers=2, num_heads=4, head_dim=16, dtype=torch.float32, device=cpu)``.
+    """
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of all layers."""
+        return 2 * self.num_layers * self.num_heads * self.head_dim * self.dtype.itemsize
 
 
 class KVPool:
-    """Keys and values by slot: one slot per token of any context, never moved.
+    """Keys and values [S, 2 L, K, D] by slot: one slot per token of any context, never moved.
 
     Example: a prompt of three tokens and two different continuations of one token each::
 
@@ -24,116 +51,158 @@ class KVPool:
         slots of the continuations  = [0, 1, 2, 3] and [0, 1, 2, 4]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: KVShape) -> None:
+        self._shape = shape
         self._used = 0
-        self._layers: list[tuple[Tensor, Tensor]] = []
-
-    def allocate(self, num_tokens: int) -> NDArray[np.int64]:
-        """[num_tokens] fresh slots."""
-        first = self._used
-        self._used += num_tokens
-        return np.arange(first, self._used)
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [M, K, D] of one layer at [M] slots."""
-        if layer == len(self._layers):
-            shape = (_FIRST_CAPACITY, *keys.shape[1:])
-            self._layers.append((keys.new_zeros(shape), values.new_zeros(shape)))
-        pool_keys, pool_values = (_grown(x, self._used) for x in self._layers[layer])
-        self._layers[layer] = (pool_keys, pool_values)
-        pool_keys[slots] = keys
-        pool_values[slots] = values
-
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, K, P, D] of one layer at [B, P] slots."""
-        keys, values = self._layers[layer]
-        return keys[slots].transpose(1, 2), values[slots].transpose(1, 2)
+        self._tokens = torch.zeros(
+            (0, 2 * shape.num_layers, shape.num_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
 
     def clear(self) -> None:
-        """Forget everything and give the memory back."""
+        """Forget everything; the memory stays."""
         self._used = 0
-        self._layers = []
-
-
-class BatchCache(Cache):
-    """The transformers cache of one batch: preallocated columns, written in place.
-
-    Every row's prefix ends at column P (shorter ones are padded on the left), so that all rows
-    write their next token to the same column.
-    """
-
-    def __init__(self, pool: KVPool, prefix_slots: Tensor, num_columns: int) -> None:
-        """Args: the pool, [B, P] slots of the prefixes (padding: any used slot), and T."""
-        super().__init__(layers=[])
-        self._pool = pool
-        self._prefix_slots = prefix_slots
-        self._num_columns = num_columns
-        self._buffers: list[tuple[Tensor, Tensor]] = []
-        self._lengths: list[int] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write [B, K, Q, D] after the last column; return all columns so far."""
-        if layer_idx == len(self._buffers):
-            self._open_layer(key_states, value_states)
-        start = self._lengths[layer_idx]
-        end = start + key_states.shape[2]
-        keys, values = self._buffers[layer_idx]
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
-        self._lengths[layer_idx] = end
-        return keys[:, :, :end], values[:, :, :end]
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the buffers."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self._buffers)
+    def dtype(self) -> torch.dtype:
+        """Of the keys and values."""
+        return self._shape.dtype
 
-    def keep_rows(self, rows: Tensor) -> None:
-        """Drop all rows but the given ones, before or after the first tokens were written."""
-        self._prefix_slots = self._prefix_slots[rows]
-        self._buffers = [(keys[rows], values[rows]) for keys, values in self._buffers]
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """An array where the keys and values are."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._shape.device)
 
-    def store(self, rows: Tensor, columns: Tensor, slots: Tensor) -> None:
-        """Copy the tokens at [M] (row, column) into the pool at [M] slots."""
-        for layer, (keys, values) in enumerate(self._buffers):
-            self._pool.write(layer, slots, keys[rows, :, columns], values[rows, :, columns])
+    def allocate(self, num_tokens: int) -> IntArray:
+        """[num_tokens] fresh slots."""
+        first, self._used = self._used, self._used + num_tokens
+        if self._used > len(self._tokens):
+            capacity = max(_FIRST_SLOTS, self._used, 2 * len(self._tokens))
+            larger = self._tokens.new_zeros((capacity, *self._tokens.shape[1:]))
+            larger[:first] = self._tokens[:first]
+            self._tokens = larger
+        return np.arange(first, self._used)
 
-    def _open_layer(self, key_states: Tensor, value_states: Tensor) -> None:
-        num_prefix = self._prefix_slots.shape[1]
-        buffers = tuple(
-            x.new_empty((x.shape[0], x.shape[1], self._num_columns, x.shape[3]))
-            for x in (key_states, value_states)
+    def load(self, slots: Tensor) -> Tensor:
+        """[M, 2 L, K, D] at [M] slots."""
+        return self._tokens[slots]
+
+    def store(self, slots: Tensor, tokens: Tensor) -> None:
+        """Write [M, 2 L, K, D] to [M] slots."""
+        self._tokens[slots] = tokens
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [M, K, D] of one layer to [M] slots."""
+        self._tokens[slots, 2 * layer] = keys
+        self._tokens[slots, 2 * layer + 1] = values
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, K, T, D] of one layer at [B, T] slots."""
+        keys, values = self._tokens[slots, 2 * layer], self._tokens[slots, 2 * layer + 1]
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+class Shelf:
+    """Continuations of similar length, each a row [K, C, D] per layer that it fills in place.
+
+    The rows in use are the first ones, without holes, so that all of them are one batch.
+
+    Attributes:
+        members: [rows in use] which continuation each row belongs to.
+        lengths: [rows in use] tokens whose keys and values each row holds.
+    """
+
+    def __init__(self, shape: KVShape, capacity: int) -> None:
+        """Args: what a token is made of, and C."""
+        self.members: IntArray = np.empty(0, np.int64)
+        self.lengths: IntArray = np.empty(0, np.int64)
+        self._rows = torch.zeros(
+            (2 * shape.num_layers, 0, shape.num_heads, capacity, shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
         )
-        if num_prefix:
-            for buffer, prefix in zip(
-                buffers, self._pool.read(len(self._buffers), self._prefix_slots), strict=True
-            ):
-                buffer[:, :, :num_prefix] = prefix
-        self._buffers.append((buffers[0], buffers[1]))
-        self._lengths.append(num_prefix)
+        self._places = (torch.empty(0), torch.empty(0))
+        self._mask = torch.empty(0)
 
+    def add(self, members: IntArray, prefixes: list[IntArray], pool: KVPool) -> None:
+        """One row more for each member, holding the tokens at its prefix's pool slots."""
+        first, lengths = len(self.members), np.array([len(prefix) for prefix in prefixes])
+        self._reserve(first + len(members))
+        self.members = np.concatenate([self.members, members])
+        self.lengths = np.concatenate([self.lengths, lengths])
+        slots = np.concatenate(prefixes)
+        rows = np.repeat(first + np.arange(len(members)), lengths)
+        columns = np.concatenate([np.arange(length) for length in lengths])
+        for start in range(0, len(slots), _COPIED_AT_ONCE):
+            part = slice(start, start + _COPIED_AT_ONCE)
+            self._rows[:, self._tensor(rows[part]), :, self._tensor(columns[part])] = pool.load(
+                self._tensor(slots[part])
+            )
 
-def kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Bytes that one token's keys and values take over all layers, found by computing one."""
-    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    cache = BatchCache(KVPool(), token[:, :0], num_columns=1)
-    with torch.inference_mode():
-        model.base_model(
-            input_ids=token,
-            position_ids=token,
-            attention_mask=torch.zeros((1, 1, 1, 1), dtype=model.dtype, device=model.device),
-            past_key_values=cache,
-            use_cache=True,
+    def tokens(self, rows: IntArray, columns: IntArray) -> Tensor:
+        """[M, 2 L, K, D] of the tokens at [M] (row, column)."""
+        return self._rows[:, self._tensor(rows), :, self._tensor(columns)]
+
+    def drop(self, ended: NDArray[np.bool_]) -> None:
+        """Give up rows; the last ones move into their places. ``ended`` is [rows in use]."""
+        num_kept = int((~ended).sum())
+        holes = np.flatnonzero(ended[:num_kept])
+        movers = num_kept + np.flatnonzero(~ended[num_kept:])
+        if len(holes):
+            longest = int(self.lengths[movers].max())
+            target, source = self._tensor(holes), self._tensor(movers)
+            self._rows[:, target, :, :longest] = self._rows[:, source, :, :longest]
+        self.members[holes], self.lengths[holes] = self.members[movers], self.lengths[movers]
+        self.members, self.lengths = self.members[:num_kept], self.lengths[:num_kept]
+
+    def begin(self) -> None:
+        """One token more in every row: where it goes, and what it sees."""
+        self.lengths += 1
+        last = self._tensor(self.lengths - 1)
+        columns = torch.arange(int(self.lengths.max()), device=last.device)
+        mask = torch.zeros((len(last), len(columns)), dtype=self._rows.dtype, device=last.device)
+        mask.masked_fill_(columns > last[:, None], -torch.inf)
+        self._places = (torch.arange(len(last), device=last.device), last)
+        self._mask = mask[:, None, None]
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+    ) -> Tensor:
+        """Attention of every row's new token to its row, its own key and value written first.
+
+        The query heads that share a key head become queries of one head.
+
+        Args:
+            layer: whose turn it is.
+            queries: [R, H, D] of the new tokens.
+            keys: [R, K, D].
+            values: [R, K, D].
+            scaling: factor on the dot products.
+
+        Returns:
+            [R, H, D].
+        """
+        (rows, last), num_columns = self._places, self._mask.shape[-1]
+        all_keys, all_values = self._rows[2 * layer], self._rows[2 * layer + 1]
+        all_keys[rows, :, last] = keys
+        all_values[rows, :, last] = values
+        out = F.scaled_dot_product_attention(
+            queries.reshape(len(rows), keys.shape[1], -1, queries.shape[2]),
+            all_keys[: len(rows), :, :num_columns],
+            all_values[: len(rows), :, :num_columns],
+            attn_mask=self._mask,
+            scale=scaling,
         )
-    return cache.num_bytes
+        return out.reshape(queries.shape)
 
+    def _reserve(self, num_rows: int) -> None:
+        held = self._rows.shape[1]
+        if num_rows > held:
+            shape = list(self._rows.shape)
+            shape[1] = max(_FIRST_ROWS, num_rows, 2 * held)
+            larger = self._rows.new_zeros(shape)
+            larger[:, :held] = self._rows
+            self._rows = larger
 
-def _grown(pool: Tensor, needed: int) -> Tensor:
-    """``pool`` with room for at least ``needed`` slots."""
-    if needed <= pool.shape[0]:
-        return pool
-    larger = pool.new_zeros((max(needed, 2 * pool.shape[0]), *pool.shape[1:]))
-    larger[: pool.shape[0]] = pool
-    return larger
+    def _tensor(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._rows.device)

@@ -1,6 +1,7 @@
 """Weights, tokenizer and optimiser state on disk, written whole or not at all.
 
-A checkpoint is an ordinary Hugging Face model directory plus ``optimizer.pt``.
+A checkpoint is an ordinary Hugging Face model directory plus ``optimizer.pt``. Where adapters are
+trained it is a peft adapter directory instead, which names the model that they belong to.
 """
 
 import io
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from graphpo_agent.engines.local.lora import has_adapters, merged_model, read_adapters
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import RunError
@@ -27,13 +29,14 @@ _STATE_FILE = "optimizer.pt"
 
 
 def write_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
-    """Write a Hugging Face model directory; an existing one is replaced.
+    """Write a Hugging Face model directory, adapters merged; an existing one is replaced.
 
     Raises:
         RunError: it cannot be written; nothing is left behind and an existing one stays.
     """
+    plain = merged_model(model) if has_adapters(model) else model
     with _whole(directory) as partial:
-        _save_model(partial, model, tokenizer)
+        _save_model(partial, plain, tokenizer)
 
 
 def write_checkpoint(
@@ -43,7 +46,9 @@ def write_checkpoint(
     optimizer: Optimizer,
     counters: Mapping[str, int],
 ) -> None:
-    """Write a model directory with the optimiser state; an existing one is replaced.
+    """Write the model, or only its adapters, with the optimiser state.
+
+    An existing directory is replaced.
 
     Raises:
         RunError: it cannot be written; nothing is left behind and an existing one stays.
@@ -60,6 +65,8 @@ def read_checkpoint(
 ) -> dict[str, int]:
     """Put the stored weights and optimiser state into ``model`` and ``optimizer``, bit for bit.
 
+    A model with adapters receives adapters.
+
     Returns:
         The counters that were stored.
 
@@ -70,14 +77,19 @@ def read_checkpoint(
     path = directory / _STATE_FILE
     if not path.is_file():
         raise RunError(f"checkpoint {directory}: {_STATE_FILE} is missing; name a checkpoint")
-    stored = load_model(str(directory), model.dtype)
+    weights = None
+    if not has_adapters(model):
+        weights = load_model(str(directory), model.dtype).state_dict()
     try:
         state = torch.load(path, map_location=model.device, weights_only=True)
     except (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(f"{path} is damaged: {reason}; delete that checkpoint") from error
     try:
-        model.load_state_dict(stored.state_dict())
+        if weights is None:
+            read_adapters(directory, model)
+        else:
+            model.load_state_dict(weights)
         optimizer.load_state_dict(state["optimizer"])
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]

@@ -1,6 +1,5 @@
-"""The tree of token runs behind a policy's contexts, and the order in which to compute them."""
+"""The tree of token runs behind a policy's contexts, and what of it is computed next."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["LocalContext", "Node", "Run", "plan_rounds", "similar_lengths"]
+from graphpo_agent.types import Context
+
+__all__ = ["ContextTree", "LocalContext", "Node", "Run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Node:
         slots: pool slots of the computed tokens of the whole path; None: the parent's are to
             be computed first.
         hidden: [d] last hidden state, from which the next token is drawn; None: not computed.
+        queued: whether a run that computes it is under way.
     """
 
     parent: int
@@ -40,64 +42,115 @@ class Node:
     num_tokens: int
     slots: NDArray[np.int64] | None
     hidden: Tensor | None = None
+    queued: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """Tokens computed in one go: the pending tokens of a chain of nodes, after a prefix."""
+    """Tokens to be computed in one go: the pending tokens of a chain of nodes.
+
+    Attributes:
+        nodes: the chain, parents first.
+        token_ids: their pending tokens, one after another.
+        ends: [nodes] how many of the tokens come before each node's end.
+        slots: pool slots of the whole path: what is computed already, then ``token_ids``'s own.
+        done: how many of the tokens are computed.
+    """
 
     nodes: tuple[int, ...]
-    prefix: NDArray[np.int64]
-    token_ids: tuple[int, ...]
+    token_ids: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    done: int = 0
+
+    @property
+    def num_before(self) -> int:
+        """Tokens of the path before the run."""
+        return len(self.slots) - len(self.token_ids)
 
 
-def plan_rounds(nodes: Sequence[Node], targets: set[int]) -> list[list[tuple[int, ...]]]:
-    """Which chains of nodes to compute in which round, so that no token is computed twice.
+class ContextTree:
+    """All contexts of a policy since the last release."""
 
-    A node joins its parent's chain if it is the parent's only child to be computed; other
-    children wait for the round after the parent's. Nodes are numbered parents first.
-    """
-    needed: set[int] = set()
-    for node in targets:
-        while node >= 0 and node not in needed and nodes[node].hidden is None:
-            needed.add(node)
-            node = nodes[node].parent
-    fan_out = Counter(nodes[i].parent for i in needed)
-    rounds: list[list[list[int]]] = []
-    place: dict[int, tuple[int, list[int]]] = {}
-    for i in sorted(needed):
-        parent = nodes[i].parent
-        if parent in place and fan_out[parent] == 1:
-            place[i] = place[parent]
-            place[i][1].append(i)
-            continue
-        number = place[parent][0] + 1 if parent in place else 0
-        place[i] = (number, [i])
-        rounds += [[]] if number == len(rounds) else []
-        rounds[number].append(place[i][1])
-    return [[tuple(chain) for chain in chains] for chains in rounds]
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._prompts: dict[tuple[int, ...], int] = {}
+        self._generation = 0
 
+    def __getitem__(self, index: int) -> Node:
+        return self._nodes[index]
 
-def similar_lengths(runs: list[Run], max_columns: int, max_tokens: int) -> list[list[Run]]:
-    """Batches of runs whose lengths differ by a factor of at most about two.
+    def clear(self) -> None:
+        """Forget everything; older handles are refused from now on."""
+        self._nodes, self._prompts = [], {}
+        self._generation += 1
 
-    Args:
-        runs: what to compute.
-        max_columns: rows times (longest prefix + longest run) of a batch, one row apart.
-        max_tokens: rows times longest run of a batch, one row apart.
-    """
-    batches: list[list[Run]] = []
-    longest_prefix = 0
-    for run in sorted(runs, key=lambda run: len(run.token_ids)):
-        longest_prefix = max(longest_prefix, len(run.prefix))
-        columns = longest_prefix + len(run.token_ids)
-        fits = batches and (
-            len(run.token_ids) <= 2 * len(batches[-1][0].token_ids) + 16
-            and (len(batches[-1]) + 1) * columns <= max_columns
-            and (len(batches[-1]) + 1) * len(run.token_ids) <= max_tokens
+    def open(self, token_ids: Sequence[int]) -> LocalContext:
+        """A context that holds a prompt; equal prompts share one."""
+        key = tuple(map(int, token_ids))
+        if key not in self._prompts:
+            self._prompts[key] = len(self._nodes)
+            self._nodes.append(Node(-1, key, False, len(key), np.empty(0, np.int64)))
+        return self._handle(self._prompts[key])
+
+    def extend(self, parent: int, token_ids: Sequence[int]) -> LocalContext:
+        """Tokens that the policy did not sample behind a node."""
+        node = self._nodes[parent]
+        pending = tuple(map(int, token_ids))
+        slots = None if node.hidden is None else node.slots
+        self._nodes.append(Node(parent, pending, False, node.num_tokens + len(pending), slots))
+        return self._handle(len(self._nodes) - 1)
+
+    def add_sampled(
+        self, parent: int, num_tokens: int, last: int, own_slots: NDArray[np.int64]
+    ) -> LocalContext:
+        """Sampled tokens behind a node, all computed but the ``last``."""
+        before = self._nodes[parent].slots
+        assert before is not None
+        slots = np.concatenate([before, own_slots])
+        length = self._nodes[parent].num_tokens + num_tokens
+        self._nodes.append(Node(parent, (last,), True, length, slots))
+        return self._handle(len(self._nodes) - 1)
+
+    def index(self, context: Context) -> int:
+        """The node of a handle; ValueError for a foreign or released one."""
+        if not isinstance(context, LocalContext) or context.generation != self._generation:
+            raise ValueError("this context was made by another policy or has been released")
+        return context.index
+
+    def uncomputed(self, target: int) -> tuple[int, ...]:
+        """The chain of nodes down to ``target`` that are to be computed; empty: none is.
+
+        Empty too while a run that computes one of them is under way.
+        """
+        chain: list[int] = []
+        node = target
+        while node >= 0 and self._nodes[node].hidden is None:
+            if self._nodes[node].queued:
+                return ()
+            chain.append(node)
+            node = self._nodes[node].parent
+        return tuple(reversed(chain))
+
+    def start_run(self, chain: tuple[int, ...], own_slots: NDArray[np.int64]) -> Run:
+        """Queue a chain of nodes whose pending tokens are to live at ``own_slots``."""
+        head = self._nodes[chain[0]]
+        before = self._nodes[head.parent].slots if head.slots is None else head.slots
+        assert before is not None, "the parent is computed"
+        for index in chain:
+            self._nodes[index].queued = True
+        pending = [self._nodes[index].pending for index in chain]
+        return Run(
+            chain,
+            np.array([token for tokens in pending for token in tokens], np.int64),
+            np.cumsum([len(tokens) for tokens in pending]),
+            np.concatenate([before, own_slots]),
         )
-        if fits:
-            batches[-1].append(run)
-        else:
-            batches.append([run])
-    return batches
+
+    def settle(self, index: int, slots: NDArray[np.int64], hidden: Tensor) -> None:
+        """Write down that a node is computed; ``hidden`` is [d]."""
+        node = self._nodes[index]
+        node.slots, node.hidden, node.pending, node.queued = slots, hidden, (), False
+
+    def _handle(self, index: int) -> LocalContext:
+        return LocalContext(index, self._generation, self._nodes[index].num_tokens)

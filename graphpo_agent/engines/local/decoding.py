@@ -1,112 +1,203 @@
-"""What a batch of continuations has drawn so far, and which of them have ended.
+"""What the running continuations have drawn so far, and which of them have ended.
 
-Everything is per batch and per step; Python looks at a single row only where a drawn token can
-complete a stop string.
+Everything is per tick, over all of them; Python looks at a single continuation only when it starts,
+when it ends, and where a drawn token can complete a stop string.
 
-Shapes: R continuations, N most new tokens of any of them.
+Shapes: R continuations that draw a token, G of all there is room for, W tokens a continuation has
+room for, U random numbers drawn ahead.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.engines.local.drawing import StopFinder, uniforms
-from graphpo_agent.types import FinishReason
+from graphpo_agent.engines.local.drawing import StopFinder, UniformStream
+from graphpo_agent.types import FinishReason, SamplingParams
 
-__all__ = ["Continuation", "Transcript"]
+__all__ = ["Continuation", "Drawn", "Running"]
+
+IntArray = NDArray[np.int64]
+
+_DRAWN_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One row of a decode batch: a request whose prefix is computed.
+    """One request, as the sampler works on it.
 
     Example: a prompt of 12 tokens that may be continued by 20, in a context of at most 4096::
 
-        Continuation(node=0, num_tokens=12, seed=7, max_new_tokens=20, stop=("</search>",),
-                     min_new_tokens=0)
+        Continuation(ticket=3, node=0, num_tokens=12, seed=7, max_new_tokens=20,
+                     stop=("</search>",), min_new_tokens=0, sampling=SamplingParams())
     """
 
+    ticket: int
     node: int
     num_tokens: int
     seed: int
     max_new_tokens: int
-    """At least 1, and never beyond the context limit."""
+    """Never beyond the context limit; 0 where the context is full."""
     stop: tuple[str, ...]
     min_new_tokens: int
+    sampling: SamplingParams
 
 
-class Transcript:
-    """The drawn tokens of R continuations.
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What an ended continuation has drawn."""
+
+    continuation: Continuation
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: FinishReason
+
+
+class Running:
+    """The continuations that are being drawn, each at a place of its own.
 
     Attributes:
-        token_ids: [R, N]; row r is meaningful up to ``lengths[r]``.
-        logprobs: [R, N] likewise.
-        lengths: [R] tokens drawn; 0 while the continuation runs.
+        counts: [G] tokens drawn so far.
+        last: [G] the token drawn last.
+        starts: [G] tokens of the context before the first drawn one.
+        kinds: [G] index into ``samplings``.
+        ended: [G] whether the continuation at a place has ended.
+        samplings: the ways of drawing that any continuation has asked for.
     """
 
-    def __init__(
-        self, rows: Sequence[Continuation], eos_ids: frozenset[int], stops: StopFinder
-    ) -> None:
-        """Args: the continuations, the tokens that end any, and who finds stop strings."""
-        self._limits = np.array([row.max_new_tokens for row in rows])
-        self._min_new_tokens = np.array([row.min_new_tokens for row in rows])
-        self._eos = np.array(sorted(eos_ids))
+    def __init__(self, eos_ids: frozenset[int], stops: StopFinder) -> None:
+        """Args: the tokens that end any continuation, and who finds stop strings."""
+        self._eos = np.array(sorted(eos_ids), np.int64)
         self._stops = stops
-        self._stop_strings = [row.stop for row in rows]
-        kinds = sorted(set(self._stop_strings))
-        self._stop_kind = np.array([kinds.index(stop) for stop in self._stop_strings])
-        self._can_stop = np.stack([stops.table(stop) for stop in kinds])
-        shape = (len(rows), int(self._limits.max()))
-        self.uniforms = np.zeros(shape)
-        for r, row in enumerate(rows):
-            self.uniforms[r, : row.max_new_tokens] = uniforms(row.seed, row.max_new_tokens)
-        self.token_ids = np.zeros(shape, np.int64)
-        self.logprobs = np.zeros(shape)
-        self.lengths = np.zeros(len(rows), np.int64)
-        self._reasons: list[FinishReason] = ["length"] * len(rows)
+        self.samplings: list[SamplingParams] = []
+        self._stop_strings: list[tuple[str, ...]] = []
+        self._can_stop = np.zeros((0, 0), np.bool_)
+        self._places: list[Continuation | None] = []
+        self._streams: list[UniformStream | None] = []
+        self._reasons: list[FinishReason] = []
+        self._free: list[int] = []
+        self.counts = self.last = self.starts = self.kinds = np.zeros(0, np.int64)
+        self._limits = self._min_new_tokens = self._stop_kinds = np.zeros(0, np.int64)
+        self.ended = np.zeros(0, np.bool_)
+        self._uniforms = np.zeros((0, _DRAWN_AHEAD))
+        self._token_ids = np.zeros((0, _DRAWN_AHEAD), np.int64)
+        self._logprobs = np.zeros((0, _DRAWN_AHEAD))
+
+    def add(self, continuation: Continuation) -> int:
+        """Start a continuation; returns its place."""
+        if not self._free:
+            self._grow_places()
+        place = self._free.pop()
+        self._places[place] = continuation
+        self._streams[place] = UniformStream(continuation.seed)
+        self.counts[place] = 0
+        self.starts[place] = continuation.num_tokens
+        self.kinds[place] = _index(self.samplings, continuation.sampling)
+        self._limits[place] = continuation.max_new_tokens
+        self._min_new_tokens[place] = continuation.min_new_tokens
+        self._stop_kinds[place] = self._stop_kind(continuation.stop)
+        self.ended[place] = False
+        return place
+
+    def uniforms(self, places: IntArray) -> NDArray[np.float64]:
+        """[R] the next random number of each continuation."""
+        ahead = self.counts[places] % _DRAWN_AHEAD
+        for place in places[ahead == 0]:
+            stream = self._streams[place]
+            assert stream is not None
+            self._uniforms[place] = stream.take(_DRAWN_AHEAD)
+        return self._uniforms[places, ahead]
 
     def record(
-        self,
-        step: int,
-        rows: NDArray[np.int64],
-        token_ids: NDArray[np.int64],
-        logprobs: NDArray[np.float64],
-    ) -> NDArray[np.bool_]:
-        """Take the ``step``-th token of ``rows``; return which of them have ended by now."""
-        self.token_ids[rows, step] = token_ids
-        self.logprobs[rows, step] = logprobs
-        running = self.lengths[rows] == 0
-        is_eos = running & np.isin(token_ids, self._eos)
-        is_stop = running & ~is_eos & self._stopped(rows, token_ids, running, step)
-        self._end(rows[is_eos], "eos", step)
-        self._end(rows[is_stop], "stop", step)
-        full = running & (self._limits[rows] == step + 1) & ~is_eos & ~is_stop
-        self._end(rows[full], "length", step)
-        return self.lengths[rows] > 0
+        self, places: IntArray, token_ids: IntArray, logprobs: NDArray[np.float64]
+    ) -> IntArray:
+        """Take the next token of each of R continuations; returns the places that ended."""
+        steps = self.counts[places]
+        if int(steps.max()) == self._token_ids.shape[1]:
+            self._token_ids = _wider(self._token_ids)
+            self._logprobs = _wider(self._logprobs)
+        self._token_ids[places, steps] = token_ids
+        self._logprobs[places, steps] = logprobs
+        self.last[places] = token_ids
+        self.counts[places] += 1
+        is_eos = np.isin(token_ids, self._eos)
+        is_stop = self._stopped(places, token_ids) & ~is_eos
+        ended = is_eos | is_stop | (steps + 1 == self._limits[places])
+        for i in np.flatnonzero(ended):
+            self._reasons[places[i]] = _reason(bool(is_eos[i]), bool(is_stop[i]))
+        self.ended[places] = ended
+        return places[ended]
 
-    def reason(self, row: int) -> FinishReason:
-        """Why a continuation ended."""
-        return self._reasons[row]
+    def take(self, place: int) -> Drawn:
+        """What the ended continuation at a place has drawn; its place becomes free."""
+        continuation = self._places[place]
+        assert continuation is not None
+        count = int(self.counts[place])
+        self._places[place] = self._streams[place] = None
+        self._free.append(place)
+        return Drawn(
+            continuation,
+            tuple(self._token_ids[place, :count].tolist()),
+            tuple(self._logprobs[place, :count].tolist()),
+            self._reasons[place],
+        )
 
-    def _end(self, rows: NDArray[np.int64], reason: FinishReason, step: int) -> None:
-        self.lengths[rows] = step + 1
-        for r in rows:
-            self._reasons[r] = reason
-
-    def _stopped(
-        self,
-        rows: NDArray[np.int64],
-        token_ids: NDArray[np.int64],
-        running: NDArray[np.bool_],
-        step: int,
-    ) -> NDArray[np.bool_]:
+    def _stopped(self, places: IntArray, token_ids: IntArray) -> NDArray[np.bool_]:
         """Whether the token completes a stop string at or after the least number of tokens."""
-        possible = running & self._can_stop[self._stop_kind[rows], token_ids]
-        possible &= step + 1 >= self._min_new_tokens[rows]
-        for b in np.flatnonzero(possible):
-            row = int(rows[b])
-            drawn = self.token_ids[row, : step + 1].tolist()
-            possible[b] = self._stops.completes(drawn, self._stop_strings[row])
+        possible = self._can_stop[self._stop_kinds[places], token_ids]
+        possible &= self.counts[places] >= self._min_new_tokens[places]
+        for i in np.flatnonzero(possible):
+            place = places[i]
+            drawn = self._token_ids[place, : self.counts[place]].tolist()
+            stop = self._stop_strings[self._stop_kinds[place]]
+            possible[i] = self._stops.completes(drawn, stop)
         return possible
+
+    def _stop_kind(self, stop: tuple[str, ...]) -> int:
+        kind = _index(self._stop_strings, stop)
+        if kind == len(self._can_stop):
+            table = self._stops.table(stop)[None]
+            self._can_stop = table if kind == 0 else np.concatenate([self._can_stop, table])
+        return kind
+
+    def _grow_places(self) -> None:
+        """Twice as many places."""
+        held = len(self._places)
+        added = max(held, 16)
+        self._places += [None] * added
+        self._streams += [None] * added
+        self._reasons = [*self._reasons, *("length" for _ in range(added))]
+        self._free += range(held + added - 1, held - 1, -1)
+        self.counts = _longer(self.counts, added)
+        self.last = _longer(self.last, added)
+        self.starts = _longer(self.starts, added)
+        self.kinds = _longer(self.kinds, added)
+        self.ended = _longer(self.ended, added)
+        self._limits = _longer(self._limits, added)
+        self._min_new_tokens = _longer(self._min_new_tokens, added)
+        self._stop_kinds = _longer(self._stop_kinds, added)
+        self._uniforms = _longer(self._uniforms, added)
+        self._token_ids = _longer(self._token_ids, added)
+        self._logprobs = _longer(self._logprobs, added)
+
+
+def _reason(is_eos: bool, is_stop: bool) -> FinishReason:
+    if is_eos:
+        return "eos"
+    return "stop" if is_stop else "length"
+
+
+def _index(known: list[Any], value: Any) -> int:
+    """Where ``value`` stands in ``known``; it is added if it is new."""
+    if value not in known:
+        known.append(value)
+    return known.index(value)
+
+
+def _longer(array: NDArray[Any], added: int) -> NDArray[Any]:
+    return np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
+
+
+def _wider(array: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([array, np.zeros_like(array)], axis=1)

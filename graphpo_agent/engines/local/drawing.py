@@ -13,17 +13,19 @@ from torch import Tensor
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import SamplingParams
 
-__all__ = ["StopFinder", "draw", "uniforms"]
+__all__ = ["StopFinder", "UniformStream", "draw"]
 
 
-def uniforms(seed: int, count: int) -> NDArray[np.float64]:
-    """[count] numbers in [0, 1) that depend on ``seed`` and their place only.
+class UniformStream:
+    """Numbers in [0, 1) that depend on a seed and their place only."""
 
-    Args:
-        seed: 0 <= seed < 2**128; the key of a Philox counter-based generator.
-        count: how many; a longer draw starts with the same numbers.
-    """
-    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+    def __init__(self, seed: int) -> None:
+        """Args: 0 <= seed < 2**128, the key of a Philox counter-based generator."""
+        self._generator = np.random.Generator(np.random.Philox(key=seed))
+
+    def take(self, count: int) -> NDArray[np.float64]:
+        """[count] the next ones."""
+        return self._generator.random(count)
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -41,26 +43,29 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Ten
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.temperature not in (0.0, 1.0):
         scores = scores / sampling.temperature
-    logprobs = scores.log_softmax(-1)
-    if sampling.temperature == 0.0:
-        tokens = logprobs.argmax(-1)
-    else:
-        tokens = _invert_cumulative(_truncated(logprobs.exp(), sampling.top_p), uniform)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
-
-
-def _truncated(probs: Tensor, top_p: float) -> Tensor:
-    """Probabilities of the fewest likeliest tokens that hold ``top_p`` of the mass; else 0."""
-    if top_p >= 1.0:
-        return probs
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    outside = ordered.cumsum(-1) - ordered >= top_p
-    return torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(outside, 0.0))
-
-
-def _invert_cumulative(weights: Tensor, uniform: Tensor) -> Tensor:
-    """[B] first index whose cumulative weight exceeds ``uniform`` of the total."""
+    scores = scores - scores.amax(-1, keepdim=True)
+    weights = scores.exp()
     cumulative = weights.cumsum(-1, dtype=torch.float64)
+    log_total = cumulative[:, -1].log().to(scores.dtype)
+    if sampling.temperature == 0.0:
+        tokens = scores.argmax(-1)
+    else:
+        if sampling.top_p < 1.0:
+            cumulative = _truncated(weights, sampling.top_p).cumsum(-1, dtype=torch.float64)
+        tokens = _invert_cumulative(cumulative, uniform)
+    return tokens, scores.gather(1, tokens[:, None])[:, 0] - log_total
+
+
+def _truncated(weights: Tensor, top_p: float) -> Tensor:
+    """Weights of the fewest likeliest tokens that hold ``top_p`` of the sum; else 0."""
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.cumsum(-1) - ordered
+    outside = mass >= top_p * ordered.sum(-1, keepdim=True)
+    return torch.zeros_like(weights).scatter(1, order, ordered.masked_fill(outside, 0.0))
+
+
+def _invert_cumulative(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """[B] first index whose cumulative weight exceeds ``uniform`` of the total."""
     total = cumulative[:, -1:]
     level = torch.minimum(uniform[:, None] * total, total * (1.0 - 2.0**-40))
     return torch.searchsorted(cumulative, level, right=True)[:, 0]

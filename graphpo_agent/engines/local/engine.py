@@ -9,22 +9,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.checkpoint import read_checkpoint, write_checkpoint, write_model
 from graphpo_agent.engines.local.demonstrations import demonstration_sample
-from graphpo_agent.engines.local.forward import check_flat_layout, score_tokens
+from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
+from graphpo_agent.engines.local.lora import adapters_off, has_adapters
 from graphpo_agent.engines.local.loss import (
     clipped_objective,
     loss_weights,
     reverse_kl,
     token_advantages,
 )
-from graphpo_agent.engines.local.metrics import MetricSums
+from graphpo_agent.engines.local.metrics import MetricSums, mismatch
 from graphpo_agent.engines.local.model import check_vocabulary
-from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions, UpdateOptions
+from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step, state_on_device
+from graphpo_agent.engines.local.options import (
+    ComputeOptions,
+    ImitationOptions,
+    OptimizerOptions,
+    UpdateOptions,
+)
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
@@ -44,21 +49,22 @@ class _TokenData:
     Attributes:
         weights: [N] of ``loss_weights``, over the samples of one minibatch.
         advantages: [A, N].
-        old_logprobs: [N].
+        old_logprobs: [N]; None where the policy that learns is still the one that sampled.
         reference_logprobs: [N]; None without a reference model.
     """
 
     weights: FloatArray
     advantages: FloatArray
-    old_logprobs: FloatArray
+    old_logprobs: FloatArray | None
     reference_logprobs: FloatArray | None
 
 
 class LocalEngine:
     """The weights, as sampler and learner (``graphpo_agent.protocols.Engine``).
 
-    The model stays in evaluation mode. A reference model is kept only if the objective has a
-    KL term: a copy of the weights given here.
+    The model stays in evaluation mode. Only weights that require a gradient are trained. A
+    reference model is kept only if the objective has a KL term: a copy of the weights given here,
+    or, where adapters are trained, the same model without them.
 
     Example::
 
@@ -79,6 +85,7 @@ class LocalEngine:
         updating: UpdateOptions | None = None,
         imitation: ImitationOptions | None = None,
         max_batch_bytes: int = 2**30,
+        compute: ComputeOptions | None = None,
     ) -> None:
         """Take the weights over.
 
@@ -89,22 +96,26 @@ class LocalEngine:
             updating: how ``update`` learns; None for an engine that only imitates.
             imitation: how ``imitate`` learns; None for an engine that only updates.
             max_batch_bytes: keys and values that one sampling batch may hold.
+            compute: how forward and backward passes are computed; None for the defaults.
 
         Raises:
             ModelError: the tokenizer does not fit, or the flat layout cannot express the model.
         """
         check_vocabulary(model, tokenizer)
-        check_flat_layout(model)
-        self.policy = LocalPolicy(model, tokenizer, max_batch_bytes)
+        self._compute = compute or ComputeOptions()
+        check_flat_layout(model, self._compute)
+        self.policy = LocalPolicy(model, tokenizer, max_batch_bytes, self._compute.autocast)
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._options = optimizer
         self._updating = updating
         self._imitation = imitation
-        self._optimizer = _adamw(model, optimizer)
+        self._optimizer = make_adamw(model, optimizer)
         self._counters = {"update_steps": 0, "imitation_steps": 0}
         has_kl = updating is not None and updating.objective.kl > 0
-        self._reference = copy.deepcopy(model).requires_grad_(False) if has_kl else None
+        self._has_kl = has_kl
+        copied = has_kl and not has_adapters(model)
+        self._reference = copy.deepcopy(model).requires_grad_(False) if copied else None
 
     def update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
         """One PPO update from the graphs of one batch.
@@ -126,27 +137,30 @@ class LocalEngine:
         assert options is not None, "this engine was made without UpdateOptions"
         self.policy.release()
         trained = [sample for sample in samples if sample.loss_mask.any()]
-        old, mismatch = self._old_logprobs(trained, options)
-        reference = (
-            None
-            if self._reference is None
-            else self._logprobs(self._reference, trained, options.temperature)
-        )
+        plan = list(_minibatches(len(trained), step, options))
+        recompute = options.old_logprobs == "recompute"
+        old = self._old_logprobs(trained, plan[0]) if recompute else _recorded_logprobs(trained)
+        reference = self._reference_logprobs(trained) if self._has_kl else None
         sums = MetricSums()
-        for members in _minibatches(len(trained), step, options):
-            chosen = [trained[i] for i in members]
-            data = _TokenData(
-                loss_weights(chosen, options.loss_aggregation),
-                token_advantages(chosen),
-                np.concatenate([old[i] for i in members]),
-                None if reference is None else np.concatenate([reference[i] for i in members]),
-            )
-            for batch in pack(chosen, self._options.max_tokens):
-                self._learn(batch, data, options, sums)
-            rate = options.rate(self._counters["update_steps"])
-            self._counters["update_steps"] += 1
-            sums.add_step(self._step(rate), rate)
-        return sums.means("update") | mismatch
+        with state_on_device(self._optimizer, self._options.offload):
+            for number, members in enumerate(plan):
+                unchanged = recompute and number == 0
+                chosen = [trained[i] for i in members]
+                data = _TokenData(
+                    loss_weights(chosen, options.loss_aggregation),
+                    token_advantages(chosen),
+                    None if unchanged else np.concatenate([old[i] for i in members]),
+                    None if reference is None else np.concatenate([reference[i] for i in members]),
+                )
+                logprobs = self._learn(chosen, data, options, sums)
+                if unchanged:
+                    for i, values in zip(members, logprobs, strict=True):
+                        old[i] = values
+                rate = options.rate(self._counters["update_steps"])
+                self._counters["update_steps"] += 1
+                norm = optimizer_step(self._optimizer, rate, self._options.max_grad_norm)
+                sums.add_step(norm, rate)
+        return sums.means("update") | (mismatch(trained, old) if recompute else {})
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """One supervised step: mean negative log-likelihood of the trained pieces' tokens.
@@ -164,15 +178,17 @@ class LocalEngine:
         samples = [demonstration_sample(d, self._tokenizer, limit) for d in demonstrations]
         weights = loss_weights(samples, "token_mean")
         sums = MetricSums()
-        for batch in pack(samples, self._options.max_tokens):
-            with attention(self._model, "graphpo_flat"):
-                scores = score_tokens(self._model, batch, temperature=1.0)
+        with flat_passes(self._model, self._compute):
+            for batch in pack(samples, self._options.max_tokens):
+                scores = score_tokens(self._model, batch, 1.0, self._compute)
                 loss = -(self._at(batch, weights) * scores.logprobs).sum()
                 loss.backward()
-            sums.add_tokens(loss, entropy=scores.entropies)
+                sums.add_tokens(loss, entropy=scores.entropies)
         rate = self._imitation.rate(self._counters["imitation_steps"])
         self._counters["imitation_steps"] += 1
-        sums.add_step(self._step(rate), rate)
+        with state_on_device(self._optimizer, self._options.offload):
+            norm = optimizer_step(self._optimizer, rate, self._options.max_grad_norm)
+        sums.add_step(norm, rate)
         return sums.means("imitate")
 
     @property
@@ -209,30 +225,45 @@ class LocalEngine:
         self._counters = read_checkpoint(directory, self._model, self._optimizer)
 
     def _learn(
+        self,
+        samples: Sequence[TrainingSample],
+        data: _TokenData,
+        options: UpdateOptions,
+        sums: MetricSums,
+    ) -> list[FloatArray]:
+        """Compute the gradient of one minibatch.
+
+        Returns:
+            Per sample [tokens] the log-probabilities of the policy; NaN where not trained.
+        """
+        logprobs = np.full(sum(len(sample.token_ids) for sample in samples), np.nan)
+        with flat_passes(self._model, self._compute):
+            for batch in pack(samples, self._options.max_tokens):
+                logprobs[batch.source] = self._learn_row(batch, data, options, sums)
+        return _split(logprobs, samples)
+
+    def _learn_row(
         self, batch: PackedBatch, data: _TokenData, options: UpdateOptions, sums: MetricSums
-    ) -> None:
-        """Add the gradient of one flat row of a minibatch."""
-        with attention(self._model, "graphpo_flat"):
-            scores = score_tokens(
-                self._model,
-                batch,
-                options.temperature,
-                entropy_gradient=options.objective.entropy != 0,
-            )
-            old = self._at(batch, data.old_logprobs)
-            reference = data.reference_logprobs
-            reference = None if reference is None else self._at(batch, reference)
-            tokens = clipped_objective(
-                scores.logprobs,
-                old,
-                self._at(batch, data.advantages),
-                scores.entropies,
-                reference,
-                options.objective,
-            )
-            loss = (self._at(batch, data.weights) * tokens.loss).sum()
-            loss.backward()
+    ) -> FloatArray:
+        """Add the gradient of one flat row; returns the [M] log-probabilities."""
+        objective = options.objective
+        scores = score_tokens(
+            self._model, batch, options.temperature, self._compute, objective.entropy != 0
+        )
         logprobs = scores.logprobs.detach()
+        old = logprobs if data.old_logprobs is None else self._at(batch, data.old_logprobs)
+        reference = data.reference_logprobs
+        reference = None if reference is None else self._at(batch, reference)
+        tokens = clipped_objective(
+            scores.logprobs,
+            old,
+            self._at(batch, data.advantages),
+            scores.entropies,
+            reference,
+            objective,
+        )
+        loss = (self._at(batch, data.weights) * tokens.loss).sum()
+        loss.backward()
         values = {
             "entropy": scores.entropies,
             "kl": reverse_kl(old, logprobs),
@@ -241,49 +272,42 @@ class LocalEngine:
         if reference is not None:
             values["reference_kl"] = reverse_kl(logprobs, reference)
         sums.add_tokens(loss, **values)
-
-    def _step(self, learning_rate: float) -> float:
-        """One optimiser step; returns the gradient's norm before clipping. Crashes on NaN."""
-        norm = clip_grad_norm_(
-            self._model.parameters(), self._options.max_grad_norm, error_if_nonfinite=True
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return float(norm)
+        return logprobs.double().cpu().numpy()
 
     def _old_logprobs(
-        self, samples: Sequence[TrainingSample], options: UpdateOptions
-    ) -> tuple[list[FloatArray], dict[str, float]]:
-        """Per sample [tokens] log-probabilities under the policy that sampled, and the mismatch."""
-        recorded = [sample.logprobs.astype(np.float64) for sample in samples]
-        if options.old_logprobs == "rollout":
-            for sample in samples:
-                if np.isnan(sample.logprobs[sample.loss_mask]).any():
-                    raise GraphError(
-                        f"graph {sample.graph_id}: trained tokens without recorded logprobs; "
-                        "set old_logprobs to recompute"
-                    )
-            return recorded, {}
-        recomputed = self._logprobs(self._model, samples, options.temperature)
-        trained = np.concatenate([sample.loss_mask for sample in samples])
-        return recomputed, _mismatch(
-            np.concatenate(recorded)[trained], np.concatenate(recomputed)[trained]
-        )
+        self, samples: Sequence[TrainingSample], first: NDArray[np.int64]
+    ) -> list[FloatArray]:
+        """Per sample [tokens] log-probabilities of the policy as it is now.
+
+        Those of the ``first`` minibatch are NaN: its own forward pass gives them.
+        """
+        assert self._updating is not None
+        later = sorted(set(range(len(samples))) - set(first.tolist()))
+        result = [np.full(len(sample.token_ids), np.nan) for sample in samples]
+        scored = self._logprobs(self._model, [samples[i] for i in later])
+        for i, values in zip(later, scored, strict=True):
+            result[i] = values
+        return result
+
+    def _reference_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Per sample [tokens] log-probabilities of the reference model."""
+        if self._reference is not None:
+            return self._logprobs(self._reference, samples)
+        with adapters_off(self._model):
+            return self._logprobs(self._model, samples)
 
     @torch.no_grad()
     def _logprobs(
-        self, model: PreTrainedModel, samples: Sequence[TrainingSample], temperature: float
+        self, model: PreTrainedModel, samples: Sequence[TrainingSample]
     ) -> list[FloatArray]:
         """Per sample [tokens]; NaN where not trained."""
-        ends = np.cumsum([len(sample.token_ids) for sample in samples])
-        result = np.full(ends[-1], np.nan)
-        with attention(model, "graphpo_flat"):
+        assert self._updating is not None
+        result = np.full(sum(len(sample.token_ids) for sample in samples), np.nan)
+        with flat_passes(model, self._compute):
             for batch in pack(samples, self._options.max_tokens):
-                scores = score_tokens(model, batch, temperature)
+                scores = score_tokens(model, batch, self._updating.temperature, self._compute)
                 result[batch.source] = scores.logprobs.double().cpu().numpy()
-        return np.split(result, ends[:-1])
+        return _split(result, samples)
 
     def _at(self, batch: PackedBatch, values: FloatArray) -> Tensor:
         """[…, M] values of the trained tokens of a row, out of [..., N] of all tokens."""
@@ -301,25 +325,23 @@ def _minibatches(count: int, step: int, options: UpdateOptions) -> Iterator[NDAr
             yield order[start : start + options.minibatch_graphs]
 
 
-def _mismatch(recorded: FloatArray, recomputed: FloatArray) -> dict[str, float]:
-    """How far the sampler's log-probabilities are from the trainer's, where both are known."""
-    known = ~np.isnan(recorded)
-    if not known.any():
-        return {}
-    log_ratio = (recomputed - recorded)[known]
-    kl = np.exp(log_ratio) - 1.0 - log_ratio
-    return {
-        "update/mismatch": float(np.abs(log_ratio).mean()),
-        "update/mismatch_kl": float(kl.mean()),
-    }
+def _recorded_logprobs(samples: Sequence[TrainingSample]) -> list[FloatArray]:
+    """Per sample [tokens] what the sampler recorded.
+
+    Raises:
+        GraphError: it recorded none.
+    """
+    for sample in samples:
+        if np.isnan(sample.logprobs[sample.loss_mask]).any():
+            raise GraphError(
+                f"graph {sample.graph_id}: trained tokens without recorded logprobs; "
+                "set old_logprobs to recompute"
+            )
+    return [sample.logprobs.astype(np.float64) for sample in samples]
 
 
-def _adamw(model: PreTrainedModel, options: OptimizerOptions) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": options.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, betas=options.betas)
+def _split(values: FloatArray, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+    """Per sample its [tokens] of the values of all."""
+    sizes = [len(sample.token_ids) for sample in samples]
+    ends = np.cumsum(sizes)
+    return [values[end - size : end] for end, size in zip(ends, sizes, strict=True)]

@@ -3,6 +3,8 @@
 Shapes: N tokens of the row, M trained tokens, d hidden size, V vocabulary.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from graphpo_agent.engines.local.attention import FlatLayout, attention
+from graphpo_agent.engines.local.attention import attention
+from graphpo_agent.engines.local.flat_attention import flat_layout, interface_name
 from graphpo_agent.engines.local.model import output_head
-from graphpo_agent.engines.local.packing import Bucket, PackedBatch, pack
+from graphpo_agent.engines.local.options import ComputeOptions
+from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["TokenScores", "check_flat_layout", "score_tokens"]
+__all__ = ["MAX_LOGITS", "TokenScores", "check_flat_layout", "flat_passes", "score_tokens"]
 
-_MAX_LOGITS = 2**24
+MAX_LOGITS = 2**24
 """Logits held at once; a longer row is done in blocks whose logits are computed twice."""
 
 
@@ -37,14 +42,36 @@ class TokenScores:
     entropies: Tensor
 
 
+@contextmanager
+def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[None]:
+    """Prepare a model for ``score_tokens`` and its backward pass inside the ``with`` block.
+
+    Raises:
+        ModelError: the model does not use transformers' attention interface, or its layers cannot
+            be checkpointed.
+    """
+    layers = _checkpointed_layers(model) if compute.checkpoint_layers else []
+    with attention(model, interface_name(compute.attention)):
+        # A layer is computed again only in training mode; its parts, dropout among them, stay in
+        # evaluation mode.
+        for layer in layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
+
 def score_tokens(
     model: PreTrainedModel,
     batch: PackedBatch,
     temperature: float,
+    compute: ComputeOptions,
     entropy_gradient: bool = False,
-    max_logits: int = _MAX_LOGITS,
+    max_logits: int = MAX_LOGITS,
 ) -> TokenScores:
-    """Run the model over a flat row; call inside ``attention(model, "graphpo_flat")``.
+    """Run the model over a flat row; call inside ``flat_passes(model, compute)``.
 
     Only hidden states that predict a trained token reach the output head.
 
@@ -52,20 +79,36 @@ def score_tokens(
         model: the policy or the reference.
         batch: the row.
         temperature: divides the logits, as in sampling; > 0.
+        compute: how.
         entropy_gradient: whether the entropies carry a gradient.
         max_logits: logits of more rows than that are never held together.
     """
     device = model.device
-    hidden_N_d = model.base_model(
-        input_ids=_tensor(batch.token_ids, device)[None],
-        position_ids=_tensor(batch.position_ids, device)[None],
-        attention_mask=None,
-        use_cache=False,
-        flat_layout=_layout(batch, model.dtype, device),
-    ).last_hidden_state[0]
+    dtype = torch.bfloat16 if compute.autocast else model.dtype
+    with torch.autocast(device.type, torch.bfloat16, enabled=compute.autocast):
+        hidden_N_d = model.base_model(
+            input_ids=_tensor(batch.token_ids, device)[None],
+            position_ids=_tensor(batch.position_ids, device)[None],
+            attention_mask=None,
+            use_cache=False,
+            flat_layout=flat_layout(batch, compute.attention, dtype, device),
+        ).last_hidden_state[0]
+        return _score_blocks(
+            output_head(model), hidden_N_d, batch, temperature, entropy_gradient, max_logits
+        )
+
+
+def _score_blocks(
+    head: nn.Linear,
+    hidden_N_d: Tensor,
+    batch: PackedBatch,
+    temperature: float,
+    entropy_gradient: bool,
+    max_logits: int,
+) -> TokenScores:
+    device = hidden_N_d.device
     hidden_M_d = hidden_N_d.index_select(0, _tensor(batch.predictors, device))
-    targets_M = _tensor(batch.token_ids[batch.targets], device)
-    head = output_head(model)
+    targets_M = _tensor(batch.target_ids, device)
     block = max(1, max_logits // head.weight.shape[0])
     if len(targets_M) <= block:
         return TokenScores(*_score(head, hidden_M_d, targets_M, temperature, entropy_gradient))
@@ -79,7 +122,20 @@ def score_tokens(
     return TokenScores(torch.cat(logprobs), torch.cat(entropies))
 
 
-def check_flat_layout(model: PreTrainedModel) -> None:
+def _checkpointed_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The layers that are computed again in the backward pass; switched on at the first call."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers or not model.supports_gradient_checkpointing:
+        raise ModelError(
+            f"model {model.name_or_path} ({type(model).__name__}) cannot recompute its layers; "
+            "set update.gradient_checkpointing to false"
+        )
+    if not model.is_gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return layers
+
+
+def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
     """Raise ``ModelError`` unless the flat layout gives the model's own log-probabilities.
 
     It does not where the attention ignores transformers' attention interface or where logits
@@ -91,12 +147,13 @@ def check_flat_layout(model: PreTrainedModel) -> None:
     nothing = np.zeros(7, np.float32)
     sample = TrainingSample("check", parent, offsets, token_ids, mask, nothing, np.zeros((1, 3)))
     with torch.no_grad():
-        with attention(model, "graphpo_flat"):
-            flat = score_tokens(model, pack([sample], 7)[0], temperature=1.0).logprobs
+        with flat_passes(model, compute):
+            flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
         rows = torch.from_numpy(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]]).to(model.device)
         logits = model(input_ids=rows, use_cache=False).logits[:, 2:4]
     expected = logits.to(flat.dtype).log_softmax(-1).gather(2, rows[:, 3:, None]).flatten()
-    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
+    exact = model.dtype in (torch.float32, torch.float64) and not compute.autocast
+    tolerance = 1e-3 if exact else 0.1
     if not torch.allclose(flat, expected, rtol=0.0, atol=tolerance):
         raise ModelError(
             f"model {model.name_or_path} ({type(model).__name__}) changes its attention or its "
@@ -108,29 +165,11 @@ def _score(
     head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    logprobs = logits.log_softmax(-1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logprobs = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs)
     return logprobs.gather(1, targets[:, None])[:, 0], entropies
-
-
-def _layout(batch: PackedBatch, dtype: torch.dtype, device: torch.device) -> FlatLayout:
-    return FlatLayout(
-        tuple(_tensor(bucket.queries, device) for bucket in batch.buckets),
-        tuple(_tensor(bucket.keys, device) for bucket in batch.buckets),
-        tuple(_mask(bucket, dtype, device) for bucket in batch.buckets),
-        _tensor(batch.order, device),
-    )
-
-
-def _mask(bucket: Bucket, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[E, 1, Q, T] additive: query i of a stretch sees its path up to itself."""
-    before = _tensor(bucket.path_lengths - bucket.own_lengths, device)
-    last_seen = before[:, None] + torch.arange(bucket.queries.shape[1], device=device)
-    columns = torch.arange(bucket.keys.shape[1], device=device)
-    hidden = columns > last_seen[:, None, :, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
 
 def _tensor(array: NDArray[np.int64], device: torch.device) -> Tensor:

@@ -1,10 +1,15 @@
 """Means over the trained tokens and the optimiser steps of one update."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["MetricSums"]
+from graphpo_agent.graph.samples import TrainingSample
+
+__all__ = ["MetricSums", "mismatch"]
 
 
 class MetricSums:
@@ -42,3 +47,27 @@ class MetricSums:
         steps = {f"{prefix}/{k}": total / self._steps for k, total in self._over_steps.items()}
         tokens = {f"{prefix}/{k}": total / self._tokens for k, total in self._over_tokens.items()}
         return steps | tokens
+
+
+def mismatch(
+    samples: Sequence[TrainingSample], recomputed: Sequence[NDArray[np.float64]]
+) -> dict[str, float]:
+    """How far the sampler's log-probabilities are from the trainer's, where both are known.
+
+    Args:
+        samples: with the log-probabilities that the sampler recorded.
+        recomputed: per sample [tokens] those of the trainer.
+    """
+    recorded = np.concatenate([s.logprobs[s.loss_mask] for s in samples]).astype(np.float64)
+    trainers = np.concatenate(
+        [values[s.loss_mask] for s, values in zip(samples, recomputed, strict=True)]
+    )
+    known = ~np.isnan(recorded)
+    if not known.any():
+        return {}
+    log_ratio = (trainers - recorded)[known]
+    kl = np.exp(log_ratio) - 1.0 - log_ratio
+    return {
+        "update/mismatch": float(np.abs(log_ratio).mean()),
+        "update/mismatch_kl": float(kl.mean()),
+    }

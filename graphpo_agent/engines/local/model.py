@@ -6,13 +6,20 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ModelError
 
-__all__ = ["check_vocabulary", "context_limit", "load_model", "output_head"]
+__all__ = [
+    "check_vocabulary",
+    "context_limit",
+    "load_model",
+    "model_without_weights",
+    "output_head",
+    "usable_device",
+]
 
 
 def load_model(
@@ -25,8 +32,9 @@ def load_model(
 
     Raises:
         ModelError: nothing there, unreadable, weights missing, or a kind of model that the
-            flat layout cannot express (see ``context_limit``).
+            flat layout cannot express (see ``context_limit``); or the device cannot be used.
     """
+    where = usable_device(device)
     local = check_model_directory(name, "config.json")
     transformers_logging.disable_progress_bar()
     try:
@@ -39,12 +47,37 @@ def load_model(
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(name, info)
     context_limit(model.config)
+    model.to(where)  # pyright: ignore[reportArgumentType] (transformers types self away)
+    return model.eval()
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ModelError: torch knows none, or cannot use it here.
+    """
     try:
-        model.to(device)  # pyright: ignore[reportArgumentType] (transformers types self away)
+        return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise ModelError(f"device {device!r} cannot be used: {reason}") from error
-    return model.eval()
+        raise ModelError(f"device {name!r} cannot be used: {reason}") from error
+
+
+def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A model's layers on the ``meta`` device: sizes without memory.
+
+    Raises:
+        ModelError: nothing there, or no causal language model.
+    """
+    local = check_model_directory(name, "config.json")
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=local)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"model {name} cannot be read: {reason}") from error
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: HfTokenizer) -> None:

@@ -5,7 +5,25 @@ from typing import Literal
 
 from graphpo_agent.engines.local.loss import LossAggregation, Objective
 
-__all__ = ["ImitationOptions", "OptimizerOptions", "UpdateOptions"]
+__all__ = ["ComputeOptions", "ImitationOptions", "OptimizerOptions", "UpdateOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeOptions:
+    """How forward and backward passes over flat rows are computed; what they compute stays.
+
+    Example: ``ComputeOptions(autocast=True, checkpoint_layers=True)``.
+
+    Attributes:
+        attention: ``gathered`` or ``flex`` (see ``flat_attention``).
+        autocast: products of float32 matrices in bfloat16; log-softmax and loss stay float32.
+        checkpoint_layers: keep only the inputs of each layer for the backward pass and compute
+            the rest again.
+    """
+
+    attention: Literal["gathered", "flex"] = "gathered"
+    autocast: bool = False
+    checkpoint_layers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +36,15 @@ class OptimizerOptions:
         betas: AdamW's.
         weight_decay: AdamW's, on matrices only.
         max_grad_norm: gradients are scaled down to this norm.
-        max_tokens: tokens of one flat row; a larger graph gets a row of its own.
+        max_tokens: tokens of one flat row; a larger graph is cut into several.
+        offload: the optimiser's state waits in the CPU's memory between updates.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     max_tokens: int = 4096
+    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)

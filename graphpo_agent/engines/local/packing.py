@@ -3,9 +3,9 @@
 Each direct edge is trained once, however many paths run through it (Algorithm 1, stage 4).
 The tokens of a graph are cut into *stretches*: maximal runs without a branch, of bounded length.
 A stretch attends to the tokens of its own path only; stretches of similar length are computed
-together as one bucket. All index building is array arithmetic over whole bins.
+together as one bucket. All index building is array arithmetic over whole rows.
 
-Shapes: N tokens of a bin, M trained tokens of a bin, S stretches, E stretches of a bucket,
+Shapes: N tokens of a row, M trained tokens of a row, S stretches, E stretches of a bucket,
 Q longest stretch and T longest path of a bucket.
 """
 
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpo_agent.engines.local.parts import Part, cut, whole
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["Bucket", "PackedBatch", "pack", "ranges"]
+__all__ = ["MAX_STRETCH", "Bucket", "PackedBatch", "pack", "ranges"]
 
 IntArray = NDArray[np.int64]
 
-_MAX_STRETCH = 128
+MAX_STRETCH = 128
 """Longer stretches are cut: half of a stretch's own attention square is masked and lost."""
 _LENGTH_RATIO = 1.5
 """Lengths within one bucket differ by at most about this factor."""
@@ -56,14 +57,16 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Some samples as one flat row.
+    """Some graphs, or parts of graphs, as one flat row.
 
     Attributes:
         token_ids: [N].
         position_ids: [N] place of each token on its path.
         buckets: who attends to whom; every token is a query of exactly one bucket.
         order: [N] place of each token among the padded queries of all buckets, flattened.
-        targets: [M] positions of the trained tokens.
+        exits: [N] the row is in depth-first order: token j is on the path of token i if and only
+            if ``j <= i < exits[j]``.
+        target_ids: [M] the trained tokens; a leaf's last is no part of the row.
         predictors: [M] positions whose hidden states predict them: the token before on the
             path, for an edge's first token the last one of its parent.
         source: [M] where each trained token stands in the concatenation of the ``token_ids`` of
@@ -74,22 +77,31 @@ class PackedBatch:
     position_ids: IntArray
     buckets: tuple[Bucket, ...]
     order: IntArray
-    targets: IntArray
+    exits: IntArray
+    target_ids: IntArray
     predictors: IntArray
     source: IntArray
 
 
 def pack(samples: Sequence[TrainingSample], max_tokens: int) -> list[PackedBatch]:
-    """Distribute samples over bins of at most ``max_tokens`` tokens, largest first.
+    """Distribute samples over flat rows of at most ``max_tokens`` tokens, largest first.
 
-    A sample that is larger than that gets a bin of its own.
+    Tokens that no trained token follows are left out. A sample with more tokens than that is cut
+    into parts that compute their common ancestors again; a row is longer than ``max_tokens`` only
+    where a single path is, and then no longer than the longest path of its graph.
     """
-    sizes = [len(sample.token_ids) for sample in samples]
-    starts = np.cumsum([0, *sizes], dtype=np.int64)
-    return [
-        _pack_bin([samples[i] for i in members], starts[members])
-        for members in _first_fit(sizes, max_tokens)
+    starts = np.cumsum([0, *(len(sample.token_ids) for sample in samples)])
+    parts = [
+        part
+        for sample, start in zip(samples, starts[:-1].tolist(), strict=True)
+        for part in cut(whole(sample, start), max_tokens)
+        if len(part.trained)
     ]
+    if not parts:
+        return []
+    token_ids = np.concatenate([sample.token_ids for sample in samples])
+    rows = _first_fit([part.num_tokens for part in parts], max_tokens)
+    return [_pack_row([parts[i] for i in members], token_ids) for members in rows]
 
 
 def ranges(lengths: IntArray) -> IntArray:
@@ -114,90 +126,93 @@ def _first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Forest:
-    """The graphs of a bin as one forest; nodes and tokens numbered throughout.
+    """The parts of a row as one forest in depth-first order.
 
     Attributes:
         parent: [nodes] the nearest ancestor that has tokens; -1 at a root.
-        offsets: [nodes + 1] tokens of each node.
+        lengths: [nodes] computed tokens of each node.
         starts: [nodes] path tokens before each node.
+        enters: [nodes] where in the row its tokens start; its descendants' follow.
+        exits: [nodes] where in the row they end, its descendants' included.
         joined: [nodes] whether a node goes on without a branch where its parent ends.
     """
 
     parent: IntArray
-    offsets: IntArray
+    lengths: IntArray
     starts: IntArray
+    enters: IntArray
+    exits: IntArray
     joined: NDArray[np.bool_]
 
 
-def _forest(samples: Sequence[TrainingSample]) -> _Forest:
-    num_nodes = np.array([len(sample.parent) for sample in samples])
-    shift = np.repeat(np.cumsum(num_nodes) - num_nodes, num_nodes)
-    parent = np.concatenate([sample.parent for sample in samples])
-    parent = np.where(parent >= 0, parent + shift, -1)
-    lengths = np.concatenate([np.diff(sample.offsets) for sample in samples])
+def _forest(parent: IntArray, lengths: IntArray) -> _Forest:
     while (empty := (parent >= 0) & (lengths[parent] == 0)).any():
         parent = np.where(empty, parent[parent], parent)
-    starts = np.zeros_like(parent)
-    ancestor = parent
-    while (ancestor >= 0).any():
-        starts += np.where(ancestor >= 0, lengths[ancestor], 0)
-        ancestor = np.where(ancestor >= 0, parent[ancestor], -1)
+    starts, subtree = np.zeros_like(lengths), lengths.copy()
+    levels: list[IntArray] = []
+    ancestor, below = parent, np.arange(len(parent))
+    while len(below):
+        levels.append(below[ancestor < 0])
+        below, ancestor = below[ancestor >= 0], ancestor[ancestor >= 0]
+        starts[below] += lengths[ancestor]
+        np.add.at(subtree, ancestor, lengths[below])
+        ancestor = parent[ancestor]
+    order = np.lexsort((np.arange(len(parent)), parent))
+    before = np.cumsum(subtree[order]) - subtree[order]
+    new_family = np.diff(parent[order], prepend=-2) != 0
+    enters = np.empty_like(lengths)
+    enters[order] = before - before[new_family][np.cumsum(new_family) - 1]
+    for level in levels[1:]:
+        enters[level] += enters[parent[level]] + lengths[parent[level]]
     followers = np.bincount(parent[(parent >= 0) & (lengths > 0)], minlength=len(parent))
     joined = (parent >= 0) & (followers[parent] == 1)
-    return _Forest(parent, np.concatenate([[0], np.cumsum(lengths)]), starts, joined)
+    return _Forest(parent, lengths, starts, enters, enters + subtree, joined)
 
 
-def _pack_bin(samples: Sequence[TrainingSample], sample_starts: IntArray) -> PackedBatch:
-    forest = _forest(samples)
-    lengths = np.diff(forest.offsets)
-    node = np.repeat(np.arange(len(lengths)), lengths)
-    position = forest.starts[node] + ranges(lengths)
-    row, stretch_starts = _stretches(forest, node, position)
-    place = np.empty_like(row)
-    place[row] = np.arange(len(row))
-    previous = _previous(forest, node)[row]
-    previous = np.where(previous >= 0, place[previous], -1)
-    targets = np.flatnonzero(np.concatenate([sample.loss_mask for sample in samples])[row])
-    assert (previous[targets] >= 0).all(), "the first token of a prompt cannot be trained"
-    sizes = np.array([len(sample.token_ids) for sample in samples], np.int64)
-    source = np.repeat(sample_starts, sizes) + ranges(sizes)
-    buckets, order = _buckets(stretch_starts, position[row], previous)
+def _pack_row(parts: Sequence[Part], token_ids: IntArray) -> PackedBatch:
+    num_nodes = np.array([len(part.parent) for part in parts])
+    shift = np.cumsum(num_nodes) - num_nodes
+    parents = [np.where(p.parent >= 0, p.parent + s, -1) for p, s in zip(parts, shift, strict=True)]
+    first = np.concatenate([part.first for part in parts])
+    trained = np.concatenate([part.trained for part in parts])
+    owner = np.concatenate([part.owner + s for part, s in zip(parts, shift, strict=True)])
+    forest = _forest(np.concatenate(parents), np.concatenate([part.kept for part in parts]))
+
+    nodes = np.flatnonzero(forest.lengths)
+    nodes = nodes[np.argsort(forest.enters[nodes])]
+    node, within = np.repeat(nodes, forest.lengths[nodes]), ranges(forest.lengths[nodes])
+    position = forest.starts[node] + within
+    predictors = _before(forest, owner, trained - first[owner])
+    assert (predictors >= 0).all(), "the first token of a prompt cannot be trained"
+    buckets, order = _buckets(
+        _stretch_starts(forest, node, within), position, _before(forest, node, within)
+    )
     return PackedBatch(
-        np.concatenate([sample.token_ids for sample in samples])[row],
-        position[row],
+        token_ids[first[node] + within],
+        position,
         buckets,
         order,
-        targets,
-        previous[targets],
-        source[row][targets],
+        forest.exits[node],
+        token_ids[trained],
+        predictors,
+        trained,
     )
 
 
-def _stretches(forest: _Forest, node: IntArray, position: IntArray) -> tuple[IntArray, IntArray]:
-    """The flat row and where its stretches start.
-
-    Returns:
-        [N] the token at each place of the row, and [S + 1] the places where stretches start,
-        the row's length last.
-    """
-    head = np.arange(len(forest.parent))
-    while (up := forest.joined[head]).any():
-        head = np.where(up, forest.parent[head], head)
-    piece = (position - forest.starts[head[node]]) // _MAX_STRETCH
-    row = np.lexsort((position, head[node]))
-    new = np.diff(head[node][row], prepend=-1) != 0
-    new |= np.diff(piece[row], prepend=-1) != 0
-    return row, np.append(np.flatnonzero(new), len(row))
+def _before(forest: _Forest, node: IntArray, within: IntArray) -> IntArray:
+    """Where the token before token ``within`` of ``node`` is; -1 at the start of a prompt."""
+    parent = forest.parent[node]
+    last_of_parent = np.where(parent >= 0, forest.enters[parent] + forest.lengths[parent] - 1, -1)
+    return np.where(within > 0, forest.enters[node] + within - 1, last_of_parent)
 
 
-def _previous(forest: _Forest, node: IntArray) -> IntArray:
-    """[N] the token before each token on its path; -1 at the start of a prompt."""
-    previous = np.arange(-1, len(node) - 1)
-    lengths = np.diff(forest.offsets)
-    first = forest.offsets[:-1][lengths > 0]
-    parent = forest.parent[lengths > 0]
-    previous[first] = np.where(parent >= 0, forest.offsets[parent + 1] - 1, -1)
-    return previous
+def _stretch_starts(forest: _Forest, node: IntArray, within: IntArray) -> IntArray:
+    """[S + 1] the places in the row where stretches start, the row's length last."""
+    begins = np.flatnonzero((within == 0) & ~forest.joined[node])
+    lengths = np.diff(begins, append=len(node))
+    pieces = -(-lengths // MAX_STRETCH)
+    starts = np.repeat(begins, pieces) + MAX_STRETCH * ranges(pieces)
+    return np.append(starts, len(node))
 
 
 def _buckets(

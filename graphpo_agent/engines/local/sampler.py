@@ -1,13 +1,15 @@
-"""Batched sampling that continues from graph nodes without computing a prefix twice.
+"""Continuous batching over all prompts and layers; no prefix is computed twice.
 
-Every context is a node of a tree of token runs. The keys and values of computed tokens stay in
-a pool until ``release``; a context knows the pool slots of its whole path and the tokens that
-are still to be computed (a prompt, an observation, the last sampled token).
+One ``advance`` is one forward pass: it computes the last drawn token of every running
+continuation, beside them what is still to be computed of the prefixes that are asked for, and
+then draws the next token of each. A continuation that ends gives its place up at once.
 
-Shapes: B rows, L tokens of a run, P prefix columns, T columns, V vocabulary, d hidden size.
+Shapes: N tokens of a pass, R continuations that draw, V vocabulary, d hidden size.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.attention import attention
-from graphpo_agent.engines.local.cache import BatchCache, KVPool, kv_bytes_per_token
-from graphpo_agent.engines.local.contexts import (
-    LocalContext,
-    Node,
-    Run,
-    plan_rounds,
-    similar_lengths,
-)
-from graphpo_agent.engines.local.decoding import Continuation, Transcript
+from graphpo_agent.engines.local.cache import KVPool, Shelf
+from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape, next_pieces
+from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
+from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, draw
 from graphpo_agent.engines.local.model import context_limit, output_head
 from graphpo_agent.engines.local.packing import ranges
@@ -34,25 +31,27 @@ from graphpo_agent.types import Completion, Context, SampleRequest, SamplingPara
 
 __all__ = ["LocalPolicy"]
 
-_PREFILL_BLOCK = 1024
-"""Tokens of one run computed in one forward pass; bounds the size of the attention mask."""
+IntArray = NDArray[np.int64]
+
 _PREFILL_TOKENS = 4096
-"""Tokens of one prefill batch; larger batches leave the processor's caches and gain nothing."""
-_COMPACT_SHARE = 0.3
-"""Ended rows leave the decode batch once they are this share of it."""
+"""Prefix tokens of one pass; more leave the processor's caches and gain nothing."""
+_FIRST_CAPACITY = 64
+"""Columns of the shortest shelf; every further one is twice as long."""
 
 
 class LocalPolicy:
     """The model as a sampler (``graphpo_agent.protocols.Policy``).
 
-    Works with every transformers causal LM that follows the attention and cache interfaces.
+    Works with every transformers causal LM that follows the attention interface.
 
     Example::
 
         policy = LocalPolicy(model, tokenizer)
         prompt = policy.open(tokenizer.encode("1 + 1 ="))
-        requests = [SampleRequest(prompt, seed=s, max_new_tokens=8) for s in range(4)]
-        completions = policy.sample(requests, SamplingParams())   # the prompt is computed once
+        for seed in range(4):   # the prompt is computed once
+            policy.submit(SampleRequest(prompt, seed, max_new_tokens=8), SamplingParams())
+        while not (ended := policy.advance()):
+            ...
 
     Attributes:
         tokenizer: as given.
@@ -60,58 +59,93 @@ class LocalPolicy:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Tokenizer, max_batch_bytes: int = 2**30
+        self,
+        model: PreTrainedModel,
+        tokenizer: Tokenizer,
+        max_batch_bytes: int = 2**30,
+        autocast: bool = False,
     ) -> None:
-        """Args: the model, its tokenizer, and how many bytes of keys and values a batch holds."""
+        """Set up.
+
+        Args:
+            model: the weights; they may change between rollouts.
+            tokenizer: the model's.
+            max_batch_bytes: keys and values of the continuations that run at once; one runs
+                whatever it takes.
+            autocast: multiply float32 weights in bfloat16.
+
+        Raises:
+            ModelError: the model is more than plain attention layers that are alike.
+        """
         self.tokenizer = tokenizer
         self.max_context_tokens = context_limit(model.config)
         self._model = model
-        self._max_columns = max(1, max_batch_bytes // kv_bytes_per_token(model))
-        self._pool = KVPool()
         self._head = output_head(model)
+        self._autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=autocast)
+        with self._autocast:
+            self._shape = kv_shape(model)
+        self._max_columns = max_batch_bytes // self._shape.bytes_per_token
         self._stops = StopFinder(tokenizer, self._head.weight.shape[0])
-        self._nodes: list[Node] = []
-        self._prompts: dict[tuple[int, ...], int] = {}
-        self._generation = 0
-        self._prefilled_tokens = 0
+        self._contexts = ContextTree()
+        self._pool = KVPool(self._shape)
+        self._shelves: dict[int, Shelf] = {}
+        # Four dimensions tell transformers not to make or look for a mask of its own.
+        self._no_mask = torch.empty((1, 1, 0, 0), device=model.device)
+        self._attention = ExitStack()
+        self._tickets = self._prefilled_tokens = 0
+        self._reset()
 
     def open(self, token_ids: Sequence[int]) -> LocalContext:
         """A context that holds a prompt; equal prompts share one."""
         if not len(token_ids):
             raise ValueError("a prompt needs at least one token")
-        key = tuple(map(int, token_ids))
-        if key not in self._prompts:
-            self._prompts[key] = len(self._nodes)
-            self._nodes.append(Node(-1, key, False, len(key), np.empty(0, np.int64)))
-        return self._handle(self._prompts[key])
+        return self._contexts.open(token_ids)
 
     def extend(self, context: Context, token_ids: Sequence[int]) -> Context:
         """``context`` followed by tokens that the policy did not sample."""
         if not len(token_ids):
             return context
-        parent = self._index(context)
-        node = self._nodes[parent]
-        slots = None if node.hidden is None else node.slots
-        pending = tuple(map(int, token_ids))
-        self._nodes.append(Node(parent, pending, False, node.num_tokens + len(pending), slots))
-        return self._handle(len(self._nodes) - 1)
+        return self._contexts.extend(self._contexts.index(context), token_ids)
+
+    def submit(self, request: SampleRequest, sampling: SamplingParams) -> int:
+        """Queue one continuation and return its ticket; nothing is computed yet."""
+        self._tickets += 1
+        room = self.max_context_tokens - request.context.num_tokens
+        continuation = Continuation(
+            self._tickets,
+            self._contexts.index(request.context),
+            request.context.num_tokens,
+            request.seed,
+            max(0, min(request.max_new_tokens, room)),
+            request.stop,
+            request.min_new_tokens,
+            sampling,
+        )
+        if continuation.max_new_tokens:
+            self._waiting.append(continuation)
+        else:
+            completion = Completion((), (), "length", request.context)
+            self._ended.append((self._tickets, completion))
+        return self._tickets
 
     @torch.inference_mode()
-    def sample(
-        self, requests: Sequence[SampleRequest], sampling: SamplingParams
-    ) -> list[Completion]:
-        """One completion per request, in order."""
-        rows = [self._row(request) for request in requests]
-        growing = [i for i, row in enumerate(rows) if row.max_new_tokens > 0]
-        completions = [Completion((), (), "length", request.context) for request in requests]
-        with attention(self._model, "graphpo_cached"):
-            self._prefill({rows[i].node for i in growing})
-            for batch in self._batches(growing, rows):
-                for i, completion in zip(
-                    batch, self._decode([rows[i] for i in batch], sampling), strict=True
-                ):
-                    completions[i] = completion
-        return completions
+    def advance(self) -> list[tuple[int, Completion]]:
+        """One forward pass, one more token of every running continuation; what ended."""
+        self._admit()
+        if self._columns:
+            if not self._busy:
+                self._attention.enter_context(attention(self._model, "graphpo_cached"))
+                self._busy = True
+            with self._autocast:
+                running, hidden = self._compute()
+                started, started_hidden = self._start()
+                places = np.concatenate([running, started])
+                if len(places):
+                    self._draw(places, torch.cat([hidden, started_hidden]))
+        if self._busy and not self._columns:
+            self._idle()
+        ended, self._ended = self._ended, []
+        return ended
 
     def take_prefilled_tokens(self) -> int:
         """Prompt and observation tokens computed since the last call."""
@@ -119,231 +153,172 @@ class LocalPolicy:
         return count
 
     def release(self) -> None:
-        """Forget every context and free the pool."""
-        self._nodes, self._prompts = [], {}
-        self._generation += 1
+        """Forget every context and unfinished continuation, and free their memory."""
+        self._idle()
+        self._contexts.clear()
         self._pool.clear()
+        for shelf in self._shelves.values():
+            shelf.drop(np.ones(len(shelf.members), np.bool_))
+        if self._shape.device.type != "cpu":  # the update needs the memory; a CPU's is swapped
+            self._pool = KVPool(self._shape)
+            self._shelves = {}
+        self._reset()
 
-    def _handle(self, index: int) -> LocalContext:
-        return LocalContext(index, self._generation, self._nodes[index].num_tokens)
+    def _reset(self) -> None:
+        self._busy = False
+        self._columns = 0
+        self._waiting: deque[Continuation] = deque()
+        self._starting: list[Continuation] = []
+        self._runs: list[Run] = []
+        self._running = Running(self.tokenizer.eos_ids, self._stops)
+        self._ended: list[tuple[int, Completion]] = []
 
-    def _slots(self, node: int) -> NDArray[np.int64]:
-        slots = self._nodes[node].slots
-        assert slots is not None, "the parent's round comes first"
-        return slots
+    def _idle(self) -> None:
+        """Give the model its own attention back."""
+        self._attention.close()
+        self._busy = False
 
-    def _index(self, context: Context) -> int:
-        if not isinstance(context, LocalContext) or context.generation != self._generation:
-            raise ValueError("this context was made by another policy or has been released")
-        return context.index
+    # Before the pass: who gets a place, and what is to be computed for them
 
-    def _row(self, request: SampleRequest) -> Continuation:
-        node = self._index(request.context)
-        room = self.max_context_tokens - request.context.num_tokens
-        return Continuation(
-            node,
-            request.context.num_tokens,
-            request.seed,
-            min(request.max_new_tokens, room),
-            request.stop,
-            request.min_new_tokens,
-        )
-
-    def _batches(self, growing: list[int], rows: list[Continuation]) -> list[list[int]]:
-        """Split the rows, longest first, so that no batch holds too many columns."""
-        ordered = sorted(growing, key=lambda i: -rows[i].num_tokens)
-        longest = max((rows[i].max_new_tokens for i in growing), default=0)
-        batches: list[list[int]] = []
-        for i in ordered:
-            if (
-                batches
-                and (len(batches[-1]) + 1) * (rows[batches[-1][0]].num_tokens + longest)
-                <= self._max_columns
-            ):
-                batches[-1].append(i)
-            else:
-                batches.append([i])
-        return batches
-
-    # Computing prefixes
-
-    def _prefill(self, targets: set[int]) -> None:
-        for chains in plan_rounds(self._nodes, targets):
-            runs = [self._run(chain) for chain in chains]
-            for batch in similar_lengths(runs, self._max_columns, _PREFILL_TOKENS):
-                self._compute(batch)
-
-    def _run(self, chain: tuple[int, ...]) -> Run:
-        head = self._nodes[chain[0]]
-        prefix = self._slots(head.parent) if head.slots is None else head.slots
-        tokens = tuple(token for i in chain for token in self._nodes[i].pending)
-        return Run(chain, prefix, tokens)
-
-    def _compute(self, runs: list[Run]) -> None:
-        """Run the model over one batch of runs and settle their nodes."""
-        lengths = np.array([len(run.token_ids) for run in runs])
-        prefixes = np.array([len(run.prefix) for run in runs])
-        cache, num_prefix = self._cache([run.prefix for run in runs], int(lengths.max()))
-        hidden = self._forward_runs(runs, lengths, prefixes, cache)
-        slots = self._pool.allocate(int(lengths.sum()))
-        rows = np.repeat(np.arange(len(runs)), lengths)
-        columns = num_prefix + ranges(lengths)
-        cache.store(self._tensor(rows), self._tensor(columns), self._tensor(slots))
-        for b, (run, own) in enumerate(
-            zip(runs, np.split(slots, np.cumsum(lengths)[:-1]), strict=True)
-        ):
-            self._settle(run, own, hidden[b])
-
-    def _forward_runs(
-        self,
-        runs: list[Run],
-        lengths: NDArray[np.int64],
-        prefixes: NDArray[np.int64],
-        cache: BatchCache,
-    ) -> Tensor:
-        """[B, L, d] hidden states; runs are padded on the right."""
-        longest, num_prefix = int(lengths.max()), int(prefixes.max())
-        tokens = np.zeros((len(runs), longest), np.int64)
-        for row, run in zip(tokens, runs, strict=True):
-            row[: len(run.token_ids)] = run.token_ids
-        positions = np.minimum(prefixes[:, None] + np.arange(longest), self.max_context_tokens - 1)
-        blocks = []
-        for start in range(0, longest, _PREFILL_BLOCK):
-            end = min(start + _PREFILL_BLOCK, longest)
-            blocks.append(
-                self._forward(
-                    self._tensor(tokens[:, start:end]),
-                    self._tensor(positions[:, start:end]),
-                    self._causal_mask(num_prefix - prefixes, num_prefix + start, end - start),
-                    cache,
-                )
-            )
-        return torch.cat(blocks, dim=1)
-
-    def _settle(self, run: Run, own: NDArray[np.int64], hidden: Tensor) -> None:
-        """Write down what is now known of the nodes of one run; ``hidden`` is [L, d]."""
-        done = 0
-        for index in run.nodes:
-            node = self._nodes[index]
-            done += len(node.pending)
-            self._prefilled_tokens += 0 if node.sampled else len(node.pending)
-            node.slots = np.concatenate([run.prefix, own[:done]])
-            node.hidden = hidden[done - 1].clone()
-            node.pending = ()
-
-    # Decoding
-
-    def _decode(self, rows: list[Continuation], sampling: SamplingParams) -> list[Completion]:
-        """Draw one batch to its end."""
-        transcript = Transcript(rows, self.tokenizer.eos_ids, self._stops)
-        steps = transcript.token_ids.shape[1]
-        starts = np.array([row.num_tokens for row in rows])
-        cache, num_prefix = self._cache([self._slots(row.node) for row in rows], steps)
-        mask = self._causal_mask(num_prefix - starts, num_prefix + steps - 1, 1)
-        mask = mask.expand(len(rows), -1, -1, -1)
-        logits = self._first_logits([row.node for row in rows])
-        active = np.arange(len(rows))
-        slots: dict[int, NDArray[np.int64]] = {}
-        for step in range(steps):
-            uniform = self._tensor(transcript.uniforms[active, step])
-            tokens, logprobs = draw(logits, uniform, sampling)
-            ended = transcript.record(step, active, tokens.cpu().numpy(), logprobs.cpu().numpy())
-            if ended.all():
+    def _admit(self) -> None:
+        """Give places to waiting continuations, first come, first served."""
+        while self._waiting:
+            columns = _capacity(self._waiting[0])
+            if self._columns and self._columns + columns > self._max_columns:
                 break
-            if ended.mean() >= _COMPACT_SHARE:
-                slots |= self._store(cache, num_prefix, active, np.flatnonzero(ended), transcript)
-                kept = np.flatnonzero(~ended)
-                index = self._tensor(kept)
-                cache.keep_rows(index)
-                mask, tokens, active = mask[index], tokens[index], active[kept]
-            positions = np.minimum(starts[active] + step, self.max_context_tokens - 1)
-            columns = num_prefix + step + 1
-            hidden = self._forward(
-                tokens[:, None], self._tensor(positions[:, None]), mask[..., :columns], cache
-            )
-            logits = self._head(hidden[:, 0])
-        slots |= self._store(cache, num_prefix, active, np.arange(len(active)), transcript)
-        return [self._completion(row, r, slots[r], transcript) for r, row in enumerate(rows)]
+            self._columns += columns
+            self._starting.append(self._waiting.popleft())
+        for node in dict.fromkeys(one.node for one in self._starting):
+            chain = self._contexts.uncomputed(node)
+            if chain:
+                count = sum(len(self._contexts[i].pending) for i in chain)
+                self._runs.append(self._contexts.start_run(chain, self._pool.allocate(count)))
 
-    def _first_logits(self, nodes: list[int]) -> Tensor:
-        """[B, V] logits after each row's prefix, computed once per distinct node."""
-        distinct, inverse = np.unique(nodes, return_inverse=True)
-        hidden = [self._nodes[i].hidden for i in distinct]
-        logits = self._head(torch.stack([h for h in hidden if h is not None]))
-        return logits[self._tensor(inverse)]
+    # The pass
 
-    def _store(
-        self,
-        cache: BatchCache,
-        num_prefix: int,
-        active: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        transcript: Transcript,
-    ) -> dict[int, NDArray[np.int64]]:
-        """Move the ended batch rows' computed tokens (all but the last) to the pool.
+    def _compute(self) -> tuple[IntArray, Tensor]:
+        """Compute the last token of every row and the next tokens of the runs.
 
         Returns:
-            continuation → pool slots of its own computed tokens.
+            [R] places of the continuations that have a row, and their [R, d] hidden states.
         """
-        lengths = transcript.lengths[active[rows]] - 1
-        slots = self._pool.allocate(int(lengths.sum()))
-        if len(slots):
-            columns = num_prefix + ranges(lengths)
-            cache.store(
-                self._tensor(np.repeat(rows, lengths)), self._tensor(columns), self._tensor(slots)
-            )
-        own = np.split(slots, np.cumsum(lengths)[:-1])
-        return dict(zip(active[rows].tolist(), own, strict=True))
+        shelves = [shelf for shelf in self._shelves.values() if len(shelf.members)]
+        pieces = next_pieces(self._runs, _PREFILL_TOKENS)
+        for shelf in shelves:
+            shelf.begin()
+        running = np.concatenate([np.empty(0, np.int64), *(shelf.members for shelf in shelves)])
+        if not len(running) and not pieces:
+            return running, self._head.weight[:0]
+        tokens = [piece.run.token_ids[piece.start : piece.end] for piece in pieces]
+        positions = [
+            np.arange(piece.num_keys - len(own), piece.num_keys)
+            for piece, own in zip(pieces, tokens, strict=True)
+        ]
+        hidden = self._model.base_model(
+            input_ids=self._tensor(np.concatenate([self._running.last[running], *tokens]))[None],
+            position_ids=self._tensor(
+                np.concatenate([*(shelf.lengths - 1 for shelf in shelves), *positions])
+            )[None],
+            attention_mask=self._no_mask,
+            use_cache=False,
+            cached_pass=CachedPass(self._pool, shelves, pieces),
+        ).last_hidden_state[0]
+        self._settle(pieces, hidden[len(running) :])
+        return running, hidden[: len(running)]
 
-    def _completion(
-        self, row: Continuation, r: int, own: NDArray[np.int64], transcript: Transcript
-    ) -> Completion:
-        length = int(transcript.lengths[r])
-        token_ids = tuple(transcript.token_ids[r, :length].tolist())
-        slots = np.concatenate([self._slots(row.node), own])
-        self._nodes.append(Node(row.node, token_ids[-1:], True, row.num_tokens + length, slots))
-        return Completion(
-            token_ids,
-            tuple(transcript.logprobs[r, :length].tolist()),
-            transcript.reason(r),
-            self._handle(len(self._nodes) - 1),
-        )
+    def _settle(self, pieces: Sequence[Piece], hidden: Tensor) -> None:
+        """Write down what is now known of the nodes of the runs; ``hidden`` is [M, d]."""
+        start = 0
+        for piece in pieces:
+            run = piece.run
+            for index, end in zip(run.nodes, run.ends.tolist(), strict=True):
+                if piece.start < end <= piece.end:
+                    node = self._contexts[index]
+                    self._prefilled_tokens += 0 if node.sampled else len(node.pending)
+                    last = hidden[start + end - piece.start - 1].clone()
+                    self._contexts.settle(index, run.slots[: run.num_before + end], last)
+            run.done = max(run.done, piece.end)
+            start += piece.num_queries
+        self._runs = [run for run in self._runs if run.done < len(run.token_ids)]
 
-    # The model
+    def _start(self) -> tuple[IntArray, Tensor]:
+        """Give rows to the continuations whose prefix is computed by now.
 
-    def _forward(
-        self, token_ids: Tensor, positions: Tensor, mask: Tensor, cache: BatchCache
-    ) -> Tensor:
-        """[B, L, d] last hidden states of new tokens [B, L], added to the cache."""
-        return self._model.base_model(
-            input_ids=token_ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-
-    def _cache(self, prefixes: Sequence[NDArray[np.int64]], num_new: int) -> tuple[BatchCache, int]:
-        """A cache of B rows with ``num_new`` columns behind the prefixes, and P."""
-        num_prefix = max(map(len, prefixes))
-        slots = np.zeros((len(prefixes), num_prefix), np.int64)
-        for row, prefix in zip(slots, prefixes, strict=True):
-            row[num_prefix - len(prefix) :] = prefix
-        return BatchCache(self._pool, self._tensor(slots), num_prefix + num_new), num_prefix
-
-    def _causal_mask(self, first: NDArray[np.int64], start: int, num_queries: int) -> Tensor:
-        """[B, 1, Q, start + Q] additive: query i of row b sees columns first[b] … start + i.
-
-        [1, 1, Q, start + Q] where that is the same for all rows.
+        Returns:
+            [R] their places and the [R, d] hidden states of their prefixes.
         """
-        first_seen = np.unique(first)
-        if len(first_seen) > 1:
-            first_seen = first
-        start_column = self._tensor(first_seen)[:, None, None, None]
-        columns = torch.arange(start + num_queries, device=self._model.device)
-        hidden = (columns > columns[start:, None]) | (columns < start_column)
-        mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=self._model.device)
-        return mask.masked_fill_(hidden, -torch.inf)
+        hidden = [self._contexts[one.node].hidden for one in self._starting]
+        ready = [
+            (one, state)
+            for one, state in zip(self._starting, hidden, strict=True)
+            if state is not None
+        ]
+        if not ready:
+            return np.empty(0, np.int64), self._head.weight[:0]
+        self._starting = [
+            one for one, state in zip(self._starting, hidden, strict=True) if state is None
+        ]
+        places = np.array([self._running.add(one) for one, _ in ready])
+        capacities = np.array([_capacity(one) for one, _ in ready])
+        for capacity in np.unique(capacities).tolist():
+            if capacity not in self._shelves:
+                self._shelves[capacity] = Shelf(self._shape, capacity)
+            members = np.flatnonzero(capacities == capacity)
+            prefixes = [self._slots(ready[i][0].node) for i in members]
+            self._shelves[capacity].add(places[members], prefixes, self._pool)
+        return places, torch.stack([state for _, state in ready])
+
+    # After the pass: one token more for each
+
+    def _draw(self, places: IntArray, hidden: Tensor) -> None:
+        """Draw the next token of R continuations from their [R, d] hidden states."""
+        logits = self._head(hidden)
+        uniform = self._tensor(self._running.uniforms(places))
+        kinds = self._running.kinds[places]
+        tokens, logprobs = np.empty(len(places), np.int64), np.empty(len(places))
+        for kind in np.unique(kinds).tolist():
+            members = np.flatnonzero(kinds == kind)
+            chosen = slice(None) if len(members) == len(places) else self._tensor(members)
+            drawn = draw(logits[chosen], uniform[chosen], self._running.samplings[kind])
+            tokens[members], logprobs[members] = (x.cpu().numpy() for x in drawn)
+        if len(self._running.record(places, tokens, logprobs)):
+            self._finish()
+
+    def _finish(self) -> None:
+        """Move what the ended continuations have computed to the pool and free their rows."""
+        for capacity, shelf in self._shelves.items():
+            ended = self._running.ended[shelf.members]
+            rows = np.flatnonzero(ended)
+            if not len(rows):
+                continue
+            drawn = [self._running.take(place) for place in shelf.members[rows].tolist()]
+            starts = np.array([one.continuation.num_tokens for one in drawn])
+            lengths = shelf.lengths[rows] - starts
+            slots = self._pool.allocate(int(lengths.sum()))
+            columns = np.repeat(starts, lengths) + ranges(lengths)
+            self._pool.store(self._tensor(slots), shelf.tokens(np.repeat(rows, lengths), columns))
+            shelf.drop(ended)
+            self._columns -= capacity * len(rows)
+            for one, own in zip(drawn, np.split(slots, np.cumsum(lengths)[:-1]), strict=True):
+                self._ended.append((one.continuation.ticket, self._completion(one, own)))
+
+    def _completion(self, drawn: Drawn, own: IntArray) -> Completion:
+        tokens = drawn.token_ids
+        context = self._contexts.add_sampled(drawn.continuation.node, len(tokens), tokens[-1], own)
+        return Completion(tokens, drawn.logprobs, drawn.reason, context)
+
+    def _slots(self, node: int) -> IntArray:
+        slots = self._contexts[node].slots
+        assert slots is not None, "the node is computed"
+        return slots
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._model.device)
+        return self._pool.tensor(array)
+
+
+def _capacity(one: Continuation) -> int:
+    """Columns of the shelf that a continuation fits on; its last token needs none."""
+    capacity = _FIRST_CAPACITY
+    while capacity < one.num_tokens + one.max_new_tokens - 1:
+        capacity *= 2
+    return capacity

@@ -1,0 +1,113 @@
+"""Random models of many sizes, and the prompts that go with them.
+
+Nothing here is trained: speed does not depend on what the weights say, but for where a response
+ends. So the end-of-sequence token is made impossible and every length is known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from graphpo_agent.data.toy_model import make_toy_tokenizer
+
+__all__ = ["SIZES", "Size", "make_model", "questions", "save_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A Qwen2 architecture.
+
+    Example: ``Size("0.2M", hidden=64, layers=2, heads=2, vocabulary=1000, intermediate=192)``.
+    """
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    vocabulary: int
+    intermediate: int
+
+    @property
+    def matrices(self) -> int:
+        """Weights of the layers' matrices, by which every computed token is multiplied."""
+        return self.layers * self.hidden * (4 * self.hidden + 3 * self.intermediate)
+
+
+SIZES = {
+    size.name: size
+    for size in (
+        Size("0.2M", 64, 2, 2, 1000, 192),
+        Size("5M", 256, 4, 4, 8000, 768),
+        Size("50M", 576, 8, 9, 8000, 2304),
+    )
+}
+"""By name, which is about the number of parameters, the tied embeddings included."""
+
+
+def make_model(size: Size, never: Sequence[int] = (), context: int = 8192) -> PreTrainedModel:
+    """A model in float32 and evaluation mode.
+
+    Args:
+        size: its architecture.
+        never: tokens that must never be sampled, such as the end of a sequence.
+        context: the longest prompt and response together.
+    """
+    config = Qwen2Config(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        eos_token_id=None,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(config)
+        _rule_out(model, never)
+    return model.eval()
+
+
+def _rule_out(model: PreTrainedModel, never: Sequence[int]) -> None:
+    """Give tokens a probability of 0 in float32, before and during a few training steps.
+
+    All other embeddings get a common direction, which the residual stream carries to the head;
+    those of ``never`` point far into the opposite one.
+    """
+    weight = model.get_input_embeddings().weight
+    weight[:, 0] = 0.5
+    weight[list(never), 0] = -100.0
+
+
+def save_model(directory: Path, size: Size, context: int = 1024) -> None:
+    """Save model and tokenizer in the Hugging Face layout; the vocabulary is the tokenizer's."""
+    tokenizer = make_toy_tokenizer(
+        questions(8), phrases=[f" {n}" for n in range(size.vocabulary - 400)]
+    )
+    tokenizer.padding_side = "left"
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    fitting = replace(size, vocabulary=len(tokenizer))
+    model = make_model(fitting, (eos, pad), context)
+    model.config.eos_token_id, model.config.pad_token_id = eos, pad
+    model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad, do_sample=True)
+    transformers_logging.disable_progress_bar()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def questions(count: int, numbers: int = 0) -> list[str]:
+    """Distinct questions, each with a list of so many numbers before it, a token each."""
+    lists = ["".join(f" {(7 * i + 13 * k) % 500}" for k in range(numbers)) for i in range(count)]
+    return [
+        f"{given}What is {i % 50} + {i * 7 % 43}? Think step by step ({i})."
+        for i, given in enumerate(lists)
+    ]

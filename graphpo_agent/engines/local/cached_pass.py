@@ -1,0 +1,204 @@
+"""One forward pass of the sampler: a new token of every row, and the next tokens of some runs.
+
+All of them are one flat row for the model; only attention tells them apart. The running rows
+attend to their shelves, the runs to the pool.
+
+Shapes: N tokens of the pass, M of them of runs, B pieces of a group, Q queries and T keys of a
+piece, H query heads, K key/value heads, D head dimension.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from graphpo_agent.engines.local.attention import attention
+from graphpo_agent.engines.local.cache import KVPool, KVShape, Shelf
+from graphpo_agent.engines.local.contexts import Run
+from graphpo_agent.errors import ModelError
+
+__all__ = ["CachedPass", "Piece", "kv_shape", "next_pieces"]
+
+_LONGEST_PIECE = 1024
+"""Queries of one piece; bounds the attention mask."""
+_MAX_GROUP = 2**22
+"""Pieces times queries times keys of one group; bounds its mask and gathered keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens ``start`` up to ``end`` of a run."""
+
+    run: Run
+    start: int
+    end: int
+
+    @property
+    def num_queries(self) -> int:
+        """Tokens to compute."""
+        return self.end - self.start
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens of the path up to the piece's end."""
+        return self.run.num_before + self.end
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Pieces of similar length: [B, Q] queries, [B, T] pool slots, mask, which outputs count."""
+
+    queries: Tensor
+    slots: Tensor
+    mask: Tensor
+    picked: Tensor
+
+
+def next_pieces(runs: Sequence[Run], max_tokens: int) -> list[Piece]:
+    """The next tokens of the runs, at most ``max_tokens`` in all, shortest pieces first."""
+    pieces: list[Piece] = []
+    for run in runs:
+        end = min(len(run.token_ids), run.done + max_tokens)
+        max_tokens -= end - run.done
+        cuts = range(run.done, end, _LONGEST_PIECE)
+        pieces += [Piece(run, cut, min(cut + _LONGEST_PIECE, end)) for cut in cuts]
+    return sorted(pieces, key=lambda piece: piece.num_queries)
+
+
+class CachedPass:
+    """What the attention layers need to know of one forward pass.
+
+    Example: three running rows on one shelf and a prompt of five tokens: N is 8, tokens 0 to 2
+    attend to their rows, tokens 3 to 7 to one another.
+    """
+
+    def __init__(self, pool: KVPool, shelves: Sequence[Shelf], pieces: Sequence[Piece]) -> None:
+        """Args: the pool, the shelves with rows (begun), and the pieces in the order of N."""
+        self._pool = pool
+        self._shelves = shelves
+        self._num_rows = sum(len(shelf.members) for shelf in shelves)
+        self._groups = [_group(group, start, pool) for start, group in _groups(pieces)]
+        own = [piece.run.slots[-len(piece.run.token_ids) :] for piece in pieces]
+        slots = [slot[piece.start : piece.end] for slot, piece in zip(own, pieces, strict=True)]
+        self._new_slots = pool.tensor(np.concatenate(slots)) if slots else None
+        self._layer = 0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """The next layer's attention; keys and values of the new tokens are written first.
+
+        Args:
+            query: [1, H, N, D].
+            key: [1, K, N, D].
+            value: [1, K, N, D].
+            scaling: factor on the dot products.
+
+        Returns:
+            [1, N, H, D].
+        """
+        layer, self._layer = self._layer, self._layer + 1
+        queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+        outputs, start = [], 0
+        for shelf in self._shelves:
+            part = slice(start, start + len(shelf.members))
+            outputs.append(shelf.attend(layer, queries[part], keys[part], values[part], scaling))
+            start = part.stop
+        if self._new_slots is not None:
+            self._pool.write(layer, self._new_slots, keys[start:], values[start:])
+            outputs += [
+                _attend(self._pool, layer, queries[start:], group, scaling)
+                for group in self._groups
+            ]
+        return torch.cat(outputs)[None]
+
+
+class _Probe:
+    """Sees what one token's keys look like in every layer."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        self.keys.append(key)
+        return query.transpose(1, 2)
+
+
+@torch.inference_mode()
+def kv_shape(model: PreTrainedModel) -> KVShape:
+    """What a token's keys and values are made of, found by computing one.
+
+    Raises:
+        ModelError: the layers differ in it.
+    """
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    probe = _Probe()
+    with attention(model, "graphpo_cached"):
+        model.base_model(
+            input_ids=token,
+            position_ids=token,
+            attention_mask=None,
+            use_cache=False,
+            cached_pass=probe,
+        )
+    shapes = {tuple(key.shape) for key in probe.keys}
+    if len(shapes) != 1:
+        raise ModelError(
+            f"model {model.name_or_path}: layers with different keys, {sorted(shapes)}, are not "
+            "supported; use a model whose layers are alike"
+        )
+    key = probe.keys[0]
+    return KVShape(len(probe.keys), key.shape[1], key.shape[3], key.dtype, key.device)
+
+
+def _attend(pool: KVPool, layer: int, queries: Tensor, group: _Group, scaling: float) -> Tensor:
+    """[tokens of the group, H, D]."""
+    keys, values = pool.read(layer, group.slots)
+    out = F.scaled_dot_product_attention(
+        queries[group.queries].transpose(1, 2),
+        keys,
+        values,
+        attn_mask=group.mask,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2).reshape(-1, *queries.shape[1:]).index_select(0, group.picked)
+
+
+def _groups(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
+    """Pieces whose lengths differ by a factor of at most about two, and where each group starts."""
+    groups: list[tuple[int, list[Piece]]] = []
+    start = longest = 0
+    for piece in pieces:
+        group = groups[-1][1] if groups else []
+        longest = max(longest, piece.num_keys)
+        size = (len(group) + 1) * piece.num_queries * longest
+        if group and piece.num_queries <= 2 * group[0].num_queries + 16 and size <= _MAX_GROUP:
+            group.append(piece)
+        else:
+            groups.append((start, [piece]))
+            longest = piece.num_keys
+        start += piece.num_queries
+    return groups
+
+
+def _group(pieces: Sequence[Piece], start: int, pool: KVPool) -> _Group:
+    lengths = np.array([piece.num_queries for piece in pieces])
+    paths = np.array([piece.num_keys for piece in pieces])
+    columns = np.arange(lengths.max())
+    first = start + np.cumsum(lengths) - lengths
+    queries = first[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    slots = np.zeros((len(pieces), paths.max()), np.int64)
+    for row, piece in zip(slots, pieces, strict=True):
+        row[: piece.num_keys] = piece.run.slots[: piece.num_keys]
+    last_seen = (paths - lengths)[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    hidden = np.arange(paths.max()) > last_seen[:, :, None]
+    mask = np.where(hidden, -np.inf, 0.0)[:, None]
+    return _Group(
+        pool.tensor(queries),
+        pool.tensor(slots),
+        pool.tensor(mask).to(pool.dtype),
+        pool.tensor(np.flatnonzero(columns < lengths[:, None])),
+    )

@@ -1,0 +1,223 @@
+"""Attention over one flat row that holds each token once: who attends to whom, computed two ways.
+
+``gathered``: the keys and values of every stretch's path are gathered, and stretches of similar
+length are computed together. ``flex``: one FlexAttention kernel over the whole row, whose block
+mask skips the blocks in which no query sees a key; compiled on a GPU. On a CPU, where FlexAttention
+has no gradient, the same mask is laid out densely.
+
+Shapes: H query heads, K key/value heads (H = G K), D head dimension, N tokens of a flat row,
+E stretches of a bucket, Q queries, T keys.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from graphpo_agent.engines.local.attention import (
+    AttentionName,
+    check_plain,
+    grouped_attention,
+    no_mask,
+)
+from graphpo_agent.engines.local.packing import Bucket, IntArray, PackedBatch
+
+__all__ = ["FlatKind", "FlexLayout", "GatheredLayout", "flat_layout", "interface_name"]
+
+FlatKind = Literal["gathered", "flex"]
+"""How attention over a flat row is computed."""
+
+_BLOCK = 128
+"""Queries and keys of one block of the block mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredLayout:
+    """Who attends to whom in one flat row of N tokens, stretch by stretch.
+
+    Attributes:
+        queries: per bucket [E, Q] positions in the row; padding repeats a valid position.
+        keys: per bucket [E, T] positions in the row of the whole path; padding likewise.
+        masks: per bucket [E, 1, Q, T] additive, 0 where query may see key, -inf elsewhere.
+        order: [N] for every token of the row its place among all buckets' queries, flattened.
+    """
+
+    queries: tuple[Tensor, ...]
+    keys: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
+    order: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FlexLayout:
+    """The same for the whole row at once.
+
+    Attributes:
+        blocks: FlexAttention's block mask.
+    """
+
+    blocks: BlockMask
+
+    def dense(self, device: torch.device) -> Tensor:
+        """[N, N] whether a query (row) sees a key (column)."""
+        queries = torch.arange(self.blocks.seq_lengths[0], device=device)
+        nothing = torch.zeros((), dtype=torch.int64, device=device)
+        return self.blocks.mask_mod(nothing, nothing, queries[:, None], queries[None])
+
+
+def interface_name(kind: FlatKind) -> AttentionName:
+    """Under which name transformers knows the attention function."""
+    return "graphpo_flat" if kind == "gathered" else "graphpo_flex"
+
+
+def flat_layout(
+    batch: PackedBatch, kind: FlatKind, dtype: torch.dtype, device: torch.device
+) -> GatheredLayout | FlexLayout:
+    """The layout of a row; ``dtype`` is that of queries and keys."""
+    if kind == "flex":
+        return FlexLayout(_block_mask(batch.exits, device))
+    return GatheredLayout(
+        tuple(torch.from_numpy(bucket.queries).to(device) for bucket in batch.buckets),
+        tuple(torch.from_numpy(bucket.keys).to(device) for bucket in batch.buckets),
+        tuple(_bucket_mask(bucket, dtype, device) for bucket in batch.buckets),
+        torch.from_numpy(batch.order).to(device),
+    )
+
+
+def gathered_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    flat_layout: GatheredLayout,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """Attention of every stretch of a flat row to the gathered tokens of its own path.
+
+    Args:
+        module: the attention layer (unused; the interface passes it).
+        query: [1, H, N, D].
+        key: [1, K, N, D].
+        value: [1, K, N, D].
+        attention_mask: unused; ``flat_layout`` holds the masks.
+        scaling: factor on the dot products.
+        flat_layout: reaches this function as a keyword argument of the model's call.
+        **extras: other arguments of the interface.
+
+    Returns:
+        [1, N, H, D] and None (no attention weights).
+
+    Raises:
+        ModelError: the layer is more than softmax attention.
+    """
+    check_plain(extras)
+    # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
+    queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+    outputs = []
+    for q_index, k_index, mask in zip(
+        flat_layout.queries, flat_layout.keys, flat_layout.masks, strict=True
+    ):
+        out = grouped_attention(
+            _gather(queries, q_index),
+            _gather(keys, k_index),
+            _gather(values, k_index),
+            mask,
+            scaling,
+        )
+        outputs.append(out.transpose(1, 2).reshape(-1, *queries.shape[1:]))
+    return torch.cat(outputs).index_select(0, flat_layout.order)[None], None
+
+
+def block_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    flat_layout: FlexLayout,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a whole flat row through its block mask; arguments as above."""
+    check_plain(extras)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if query.device.type == "cuda":
+        out = _compiled_flex_attention()(
+            query, key, value, block_mask=flat_layout.blocks, scale=scaling, enable_gqa=True
+        )
+    else:
+        seen = flat_layout.dense(query.device)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True
+        )
+    return out.transpose(1, 2), None
+
+
+@cache
+def _compiled_flex_attention() -> Any:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _gather(rows: Tensor, index: Tensor) -> Tensor:
+    """[N, H, D] rows at [E, L] positions, as [E, H, L, D]."""
+    num_stretches, length = index.shape
+    picked = rows.index_select(0, index.reshape(-1))
+    return picked.view(num_stretches, length, *rows.shape[1:]).transpose(1, 2)
+
+
+def _bucket_mask(bucket: Bucket, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[E, 1, Q, T] additive: query i of a stretch sees its path up to itself."""
+    before = torch.from_numpy(bucket.path_lengths - bucket.own_lengths).to(device)
+    last_seen = before[:, None] + torch.arange(bucket.queries.shape[1], device=device)
+    columns = torch.arange(bucket.keys.shape[1], device=device)
+    hidden = columns > last_seen[:, None, :, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+
+
+def _block_mask(exits: IntArray, device: torch.device) -> BlockMask:
+    """FlexAttention's mask from the interval in which each token is seen, [j, exits[j])."""
+    num_tokens = len(exits)
+    starts = np.arange(0, num_tokens, _BLOCK)
+    ends = np.minimum(starts + _BLOCK, num_tokens)
+    seen_until = np.maximum.reduceat(exits, starts)
+    seen_by_all_until = np.minimum.reduceat(exits, starts)
+    earlier = np.tri(len(starts), k=-1, dtype=np.bool_)
+    full = earlier & (seen_by_all_until[None] >= ends[:, None])
+    full &= (ends - starts == _BLOCK)[:, None]
+    partial = (earlier & (seen_until[None] > starts[:, None]) & ~full) | np.eye(
+        len(starts), dtype=np.bool_
+    )
+    limits = torch.from_numpy(exits).to(device)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < limits[key])
+
+    return BlockMask.from_kv_blocks(
+        *_block_lists(partial, device),
+        *_block_lists(full, device),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=sees,
+        seq_lengths=(num_tokens, num_tokens),
+    )
+
+
+def _block_lists(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[1, 1, rows] how many key blocks each block of queries has, and [1, 1, rows, …] which."""
+    counts = torch.from_numpy(chosen.sum(1).astype(np.int32)).to(device)
+    order = np.argsort(~chosen, axis=1, kind="stable").astype(np.int32)
+    return counts[None, None], torch.from_numpy(order).to(device)[None, None]
+
+
+AttentionInterface.register("graphpo_flat", gathered_attention)
+AttentionInterface.register("graphpo_flex", block_attention)
+AttentionMaskInterface.register("graphpo_flat", no_mask)
+AttentionMaskInterface.register("graphpo_flex", no_mask)

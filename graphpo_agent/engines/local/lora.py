@@ -1,0 +1,137 @@
+"""Low-rank adapters (LoRA) through peft, inside the same model object.
+
+Only the adapters are trained; sampling uses the adapted weights because it uses the same model.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from graphpo_agent.errors import ConfigError, RunError
+
+__all__ = [
+    "LoraOptions",
+    "adapters_off",
+    "add_adapters",
+    "has_adapters",
+    "merged_model",
+    "merged_weights",
+    "read_adapters",
+]
+
+_ADAPTERS_FILE = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraOptions:
+    """Which adapters are added.
+
+    Example: ``LoraOptions(rank=16, alpha=32.0, target_modules=("q_proj", "v_proj"))``.
+
+    Attributes:
+        rank: of each adapter's two factors.
+        alpha: the adapters' product is scaled by alpha / rank.
+        target_modules: names of the linear layers that are adapted; None for all of them but the
+            output head.
+    """
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...] | None = None
+
+
+def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedModel:
+    """Freeze the weights and add adapters that change nothing yet; the model itself is changed.
+
+    Raises:
+        ConfigError: peft is not installed, or the model has no such layers.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise ConfigError("model.lora needs peft; run pip install 'graphpo-agent[lora]'") from None
+    names = options.target_modules
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType] (floats work as well)
+        target_modules="all-linear" if names is None else list(names),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        model.add_adapter(config)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model.lora does not fit {model.name_or_path}: {reason}") from error
+    return model.eval()
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    """Whether ``add_adapters`` was called."""
+    return model._hf_peft_config_loaded
+
+
+@contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
+    """The model as it was before adapters were added, inside the ``with`` block."""
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+
+
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The state dict of a plain model with the adapters added; other weights share memory."""
+    from peft.tuners.lora import Embedding, Linear
+
+    weights = {
+        name.replace(".base_layer.", "."): value
+        for name, value in model.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, module in model.named_modules():
+        if isinstance(module, (Linear, Embedding)):
+            delta = module.get_delta_weight("default").detach()
+            weights[f"{name}.weight"] = weights[f"{name}.weight"] + delta
+    return weights
+
+
+def merged_model(model: PreTrainedModel) -> PreTrainedModel:
+    """A plain model with ``merged_weights``, to be saved; it cannot be run."""
+    with torch.device("meta"):
+        plain = type(model)(copy.deepcopy(model.config))
+    plain.load_state_dict(merged_weights(model), assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    return plain
+
+
+def read_adapters(directory: Path, model: PreTrainedModel) -> None:
+    """Put the adapters of a checkpoint into a model that has adapters, bit for bit.
+
+    Raises:
+        RunError: they are missing or belong to another model.
+    """
+    from peft import set_peft_model_state_dict
+
+    path = directory / _ADAPTERS_FILE
+    if not path.is_file():
+        raise RunError(f"checkpoint {directory}: {_ADAPTERS_FILE} is missing; it has no adapters")
+    try:
+        result = set_peft_model_state_dict(model, load_file(path))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"checkpoint {directory} belongs to another model: {reason}") from error
+    missing = [name for name in result.missing_keys if ".lora_" in name]
+    if missing or result.unexpected_keys:
+        first = (missing + result.unexpected_keys)[0]
+        raise RunError(f"checkpoint {directory} belongs to another model: adapter {first}")

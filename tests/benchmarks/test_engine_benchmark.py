@@ -1,0 +1,120 @@
+"""What the engine's benchmark compares is the same training, in every layout."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.engine_parts.machine import slope
+from benchmarks.engine_parts.models import SIZES, make_model
+from benchmarks.engine_parts.profile import category
+from benchmarks.engine_parts.rows import edge_rows, path_rows, train_on_rows
+from benchmarks.engine_parts.update import (
+    SCHEDULES,
+    Case,
+    compare,
+    gradient,
+    packed_pass,
+    random_graphs,
+    token_data,
+    works,
+)
+from graphpo_agent.graph.samples import to_path_rows
+
+SIZE = SIZES["0.2M"]
+
+
+def graphs(schedule=(2, 3), segment=3, prompt=4, count=2):
+    return random_graphs(schedule, segment, prompt, count, SIZE.vocabulary)
+
+
+def test_path_rows_are_those_of_the_package():
+    samples = graphs()
+    token_ids = np.concatenate([sample.token_ids for sample in samples])
+    expected = [row for sample in samples for row in to_path_rows(sample)]
+    rows = path_rows(samples)
+    assert len(rows) == len(expected) == 12
+    for row, other in zip(rows, expected, strict=True):
+        assert token_ids[row.source].tolist() == other.token_ids.tolist()
+        assert row.trained.tolist() == other.loss_mask.tolist()
+        assert row.prompt == 4
+
+
+@pytest.mark.parametrize("layout", [path_rows, edge_rows])
+def test_every_trained_token_is_trained_once(layout):
+    samples = graphs()
+    trained = np.concatenate([sample.loss_mask for sample in samples])
+    counts = np.zeros(len(trained), np.int64)
+    for row in layout(samples):
+        counts[row.source[row.trained]] += 1
+    assert counts.tolist() == trained.astype(np.int64).tolist()
+
+
+@pytest.mark.parametrize("every_position", [False, True])
+@pytest.mark.parametrize("layout", [path_rows, edge_rows])
+def test_gradients_of_all_layouts_agree(layout, every_position):
+    model = make_model(SIZE, context=64)
+    samples = graphs()
+    data = token_data(samples)
+    packed = gradient(model, lambda: packed_pass(model, samples, data))
+    rows = gradient(
+        model,
+        lambda: train_on_rows(model, layout(samples), data, 40, every_position=every_position),
+    )
+    assert packed.norm() > 0
+    torch.testing.assert_close(rows, packed, rtol=1e-4, atol=1e-5 * float(packed.abs().max()))
+
+
+def test_work_is_counted_token_by_token():
+    # Paths of 4 + 3 + 3 tokens, the last of which predicts nothing; 6 paths, 8 edges.
+    work = works(SIZE, graphs(count=1))
+    assert work["paths"].tokens == 6 * 9
+    assert work["edges"].tokens == 2 * 6 + 6 * 9
+    assert work["packed"].tokens == 4 + 2 * 3 + 6 * 2
+    heads = 6.0 * SIZE.vocabulary * SIZE.hidden * 8 * 3
+    pairs = 6 * sum(range(1, 10))
+    assert work["paths"].attention == 12.0 * SIZE.layers * SIZE.hidden * pairs
+    assert work["paths"].flops == 6.0 * SIZE.matrices * 54 + heads + work["paths"].attention
+
+
+def test_a_small_comparison_runs(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "tiny", (2, 2))
+    row = compare(Case("0.2M", "tiny", 4))
+    assert row["gradient error"] < 1e-4
+    assert set(row["seconds"]) == {"packed", "paths", "paths, all logits", "edges"}
+    assert 0 < row["index share"] < 1
+
+
+def test_no_token_of_a_ruled_out_kind_can_be_drawn():
+    model = make_model(SIZE, never=(7,), context=64)
+    logits = model(input_ids=torch.tensor([[1, 2, 3]])).logits
+    assert logits.softmax(-1)[..., 7].max() == 0.0
+
+
+def test_slope_is_the_exponent_of_a_power_law():
+    assert slope([1.0, 10.0, 100.0], [3.0, 30.0 * 10, 300.0 * 100]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["torch/nn/functional.py", "{t}/qwen2/modeling_qwen2.py", "{e}/sampler.py"], "sampling"),
+        (["{e}/flat_attention.py", "{t}/qwen2/modeling_qwen2.py", "{e}/forward.py"], "update"),
+    ],
+)
+def test_attention_inside_the_model_counts_as_the_model(files, expected):
+    transformers, engine = "/x/site-packages/transformers/models", "/x/engines/local"
+    stack = [file.format(t=transformers, e=engine) for file in files]
+    assert category(stack) == f"model: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["/x/graphpo_agent/graph/equivalence.py", "/x/graphpo_agent/rollout/grow.py"], "graph"),
+        (["/x/asyncio/events.py", "/x/graphpo_agent/rollout/scheduler.py"], "bookkeeping"),
+        (["/x/engines/tokenizer.py", "/x/graphpo_agent/rollout/agent.py"], "tokenizer"),
+        (["/x/json/encoder.py", "/x/graphpo_agent/report/run_dir.py"], "bookkeeping"),
+    ],
+)
+def test_other_stacks_are_named_after_their_innermost_own_part(files, expected):
+    assert category(files).startswith(expected)

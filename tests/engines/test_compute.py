@@ -1,0 +1,220 @@
+"""Every way to compute an update gives the same update."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import PreTrainedModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
+
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.flat_attention import FlexLayout, flat_layout
+from graphpo_agent.engines.local.forward import flat_passes, score_tokens
+from graphpo_agent.engines.local.loss import Objective
+from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
+from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.errors import ModelError
+from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.types import SampleRequest, SamplingParams
+from tests.engines.graphs import random_sample
+from tests.engines.test_gradient import SAMPLES, compare, norm_in_full_precision
+
+UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, seed=5)
+FLEX = ComputeOptions(attention="flex")
+CHECKPOINTED = ComputeOptions(checkpoint_layers=True)
+
+
+@pytest.mark.parametrize("max_tokens", [120, 40])
+@pytest.mark.parametrize(
+    "compute", [FLEX, CHECKPOINTED, ComputeOptions(attention="flex", checkpoint_layers=True)]
+)
+def test_gradient_equals_one_row_per_edge(make_model, tokenizer, monkeypatch, compute, max_tokens):
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
+    objective = Objective(entropy=0.01)
+    compare(
+        make_model,
+        tokenizer,
+        SAMPLES,
+        1e-12,
+        compute=compute,
+        objective=objective,
+        max_tokens=max_tokens,
+    )
+
+
+def count_calls(model: PreTrainedModel, kind: type) -> list[int]:
+    calls: list[int] = []
+    for module in model.modules():
+        if isinstance(module, kind):
+            module.register_forward_pre_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize(("compute", "passes"), [(ComputeOptions(), 1), (CHECKPOINTED, 2)])
+def test_checkpointed_layers_are_computed_again_and_stay_in_evaluation_mode(
+    make_model, compute, passes
+):
+    model = make_model()
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    (batch,) = pack([random_sample(0)], 10_000)
+    calls = count_calls(model, Qwen2MLP)
+    with flat_passes(model, compute):
+        scores = score_tokens(model, batch, 1.0, compute)
+        scores.logprobs.sum().backward()
+    assert len(calls) == passes * len(model.model.layers)
+    assert not any(module.training for module in model.modules())
+    with torch.no_grad(), flat_passes(model, ComputeOptions()):
+        expected = score_tokens(model, batch, 1.0, ComputeOptions())
+    assert torch.equal(scores.logprobs.detach(), expected.logprobs)
+
+
+def test_a_model_that_cannot_recompute_layers_is_refused(make_model):
+    model = make_model()
+    model.supports_gradient_checkpointing = False
+    with (
+        pytest.raises(ModelError, match="gradient_checkpointing"),
+        flat_passes(model, CHECKPOINTED),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("num_nodes", [4, 30, 150])
+def test_the_block_mask_shows_every_token_its_own_path(num_nodes):
+    sample = random_sample(num_nodes, num_nodes, longest=40)
+    (batch,) = pack([sample, random_sample(1)], 10_000)
+    layout = flat_layout(batch, "flex", torch.float64, torch.device("cpu"))
+    assert isinstance(layout, FlexLayout)
+    seen = layout.dense(torch.device("cpu"))
+    num_tokens = len(batch.token_ids)
+    ancestors = np.zeros((num_tokens, num_tokens), bool)
+    for bucket in batch.buckets:
+        for queries, keys, own, path in zip(
+            bucket.queries, bucket.keys, bucket.own_lengths, bucket.path_lengths, strict=True
+        ):
+            for i in range(own):
+                ancestors[queries[i], keys[: path - own + i + 1]] = True
+    np.testing.assert_array_equal(seen.numpy(), ancestors)
+    blocks = layout.blocks
+    size = blocks.BLOCK_SIZE[0]
+    for row in range(blocks.kv_num_blocks.shape[-1]):
+        partial = blocks.kv_indices[0, 0, row, : blocks.kv_num_blocks[0, 0, row]].tolist()
+        full = blocks.full_kv_indices[0, 0, row, : blocks.full_kv_num_blocks[0, 0, row]].tolist()
+        rows = ancestors[row * size : (row + 1) * size]
+        for column in range(blocks.kv_num_blocks.shape[-1]):
+            block = rows[:, column * size : (column + 1) * size]
+            assert block.any() == (column in partial + full)
+            assert (block.shape == (size, size) and bool(block.all())) == (column in full)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_with_the_block_mask_equals_the_dense_mask():
+    (batch,) = pack([random_sample(2, 60, longest=20)], 10_000)
+    layout = flat_layout(batch, "flex", torch.float64, torch.device("cpu"))
+    assert isinstance(layout, FlexLayout)
+    num_tokens = len(batch.token_ids)
+    assert num_tokens > 3 * 128
+    torch.manual_seed(0)
+    query = torch.randn(1, 4, num_tokens, 8, dtype=torch.float64)
+    key, value = torch.randn(2, 1, 2, num_tokens, 8, dtype=torch.float64)
+    out = flex_attention(query, key, value, block_mask=layout.blocks, scale=0.3, enable_gqa=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, layout.dense(query.device), scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+def test_autocast_multiplies_in_bfloat16_and_keeps_float32_weights(make_model, tokenizer):
+    compute = ComputeOptions(autocast=True)
+    metrics = {}
+    for name, how in (("exact", ComputeOptions()), ("autocast", compute)):
+        model = make_model(spread=0.02).float()
+        engine = LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING, compute=how)
+        metrics[name] = engine.update(SAMPLES, 0)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+    (batch,) = pack(SAMPLES[:1], 10_000)
+    with flat_passes(model, compute):
+        scores = score_tokens(model, batch, 1.0, compute)
+    assert scores.logprobs.dtype == torch.float32
+    for name in ("update/loss", "update/entropy", "update/grad_norm"):
+        assert metrics["autocast"][name] == pytest.approx(metrics["exact"][name], rel=0.05)
+        assert metrics["autocast"][name] != metrics["exact"][name]
+
+
+def test_the_sampler_multiplies_in_bfloat16_too(make_model, tokenizer):
+    def mismatch(**compute):
+        model = make_model(spread=0.02).float()
+        updating = replace(UPDATING, learning_rate=0.0)
+        how = ComputeOptions(**compute)
+        engine = LocalEngine(model, tokenizer, OptimizerOptions(), updating, compute=how)
+        prompt = tuple(range(5, 15))
+        request = SampleRequest(engine.policy.open(prompt), 3, 40)
+        engine.policy.submit(request, SamplingParams())
+        ended = []
+        while not ended:
+            ended = engine.policy.advance()
+        drawn = ended[0][1]
+        sample = TrainingSample(
+            graph_id="drawn",
+            parent=np.array([-1, 0]),
+            offsets=np.array([0, 10, 10 + len(drawn.token_ids)]),
+            token_ids=np.array([*prompt, *drawn.token_ids]),
+            loss_mask=np.arange(10 + len(drawn.token_ids)) >= 10,
+            logprobs=np.array([np.nan] * 10 + [*drawn.logprobs], np.float32),
+            advantages=np.zeros((1, 2)),
+        )
+        return engine.update([sample], 0)["update/mismatch"]
+
+    assert mismatch() < 1e-5
+    assert 1e-5 < mismatch(autocast=True) < 0.05
+
+
+def test_autocast_products_are_bfloat16_in_both_layouts(make_model):
+    for kind in ("gathered", "flex"):
+        compute = ComputeOptions(attention=kind, autocast=True)
+        model = make_model(spread=0.02).float()
+        kinds = set()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.register_forward_pre_hook(
+                lambda _, inputs, kinds=kinds: kinds.add(inputs[0].dtype)
+            )
+        (batch,) = pack(SAMPLES[:1], 10_000)
+        with flat_passes(model, compute):
+            score_tokens(model, batch, 1.0, compute).logprobs.sum().backward()
+        assert kinds == {torch.bfloat16}
+
+
+def test_offloading_the_optimiser_changes_nothing(make_model, tokenizer):
+    weights = []
+    for offload in (False, True):
+        model = make_model()
+        engine = LocalEngine(model, tokenizer, OptimizerOptions(offload=offload), UPDATING)
+        for step in range(2):
+            engine.update(SAMPLES, step)
+        assert {v.device.type for s in engine._optimizer.state.values() for v in s.values()} == {
+            "cpu"
+        }
+        weights.append(model.state_dict())
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name])
+
+
+def test_the_first_minibatch_needs_no_pass_of_its_own(make_model, tokenizer):
+    def tokens_computed(minibatch_graphs, **more):
+        model = make_model()
+        updating = replace(UPDATING, minibatch_graphs=minibatch_graphs, **more)
+        engine = LocalEngine(model, tokenizer, OptimizerOptions(), updating)
+        sizes = []
+        model.model.embed_tokens.register_forward_hook(
+            lambda _, inputs, __: sizes.append(inputs[0].numel())
+        )
+        engine.update(SAMPLES, 0)
+        return sum(sizes)
+
+    once = sum(len(batch.token_ids) for batch in pack(SAMPLES, 10_000))
+    assert tokens_computed(5) == once
+    assert tokens_computed(5, epochs=2) == 2 * once
+    assert once < tokens_computed(3) < 2 * once

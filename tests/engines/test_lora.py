@@ -1,0 +1,176 @@
+"""Adapters: only they are trained, in the model that samples; what is saved loads everywhere."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.lora import LoraOptions, adapters_off, add_adapters, merged_weights
+from graphpo_agent.engines.local.loss import Objective
+from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
+from graphpo_agent.errors import ConfigError, RunError
+from tests.engines.graphs import random_sample, with_rollout_logprobs
+from tests.engines.test_gradient import norm_in_full_precision, per_edge_loss
+
+OPTIONS = LoraOptions(rank=3, alpha=6.0)
+UPDATING = UpdateOptions(
+    learning_rate=0.01, minibatch_graphs=2, epochs=2, objective=Objective(kl=0.1), seed=5
+)
+SAMPLES = [random_sample(seed, 6 + seed) for seed in range(4)]
+IDS = torch.tensor([[5, 9, 30, 7, 8]])
+
+
+def adapted(make_model, family="qwen2", options=OPTIONS, noise=0.1):
+    """A model whose adapters have an effect; the same one for the same arguments."""
+    model = make_model(family)
+    torch.manual_seed(0)
+    add_adapters(model, options)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter += noise * torch.randn_like(parameter)
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS, use_cache=False).logits
+
+
+def trained_names(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_new_adapters_change_nothing_and_are_all_that_is_trained(make_model, family):
+    plain = make_model(family)
+    model = adapted(make_model, family, noise=0.0)
+    assert torch.equal(logits(plain), logits(model))
+    names = trained_names(model)
+    assert names and all(".lora_" in name for name in names)
+    assert len(names) == 2 * 7 * model.config.num_hidden_layers
+    only = adapted(make_model, family, LoraOptions(2, 4.0, ("q_proj",)))
+    assert all(".q_proj.lora_" in name for name in trained_names(only))
+
+
+@pytest.mark.parametrize(
+    "compute", [ComputeOptions(), ComputeOptions("flex"), ComputeOptions(checkpoint_layers=True)]
+)
+def test_gradient_and_reference_equal_one_row_per_edge(make_model, tokenizer, monkeypatch, compute):
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
+    objective = Objective(kl=0.5)
+    model, oracle = adapted(make_model), adapted(make_model)
+    samples = [with_rollout_logprobs(model, sample, 0.3) for sample in SAMPLES]
+    loss, clips = per_edge_loss(oracle, samples, objective, "edge_mean", reference=make_model())
+    loss.backward()
+    assert clips > 0
+    engine = LocalEngine(
+        model,
+        tokenizer,
+        OptimizerOptions(max_grad_norm=float("inf"), max_tokens=40),
+        UpdateOptions(old_logprobs="rollout", objective=objective),
+        compute=compute,
+    )
+    caught = {}
+
+    def catch(*_):
+        caught.update({n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad})
+
+    engine._optimizer.register_step_pre_hook(catch)
+    metrics = engine.update(samples, 0)
+    assert metrics["update/loss"] == pytest.approx(loss.item(), abs=1e-8)
+    expected = {n: p.grad for n, p in oracle.named_parameters() if p.requires_grad}
+    assert caught.keys() == expected.keys()
+    assert max(float(g.abs().max()) for g in expected.values()) > 1e-3
+    for name, gradient in expected.items():
+        torch.testing.assert_close(caught[name], gradient, rtol=0, atol=1e-12)
+
+
+def test_the_weights_under_the_adapters_stay(make_model, tokenizer):
+    model = adapted(make_model, noise=0.0)
+    before = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
+    engine = LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING)
+    assert engine._reference is None
+    assert engine.update(SAMPLES, 0)["update/reference_kl"] > 0
+    for name, value in before.items():
+        assert torch.equal(value, model.get_parameter(name))
+    assert not torch.equal(logits(model), logits(make_model()))
+    names = trained_names(model)
+    with adapters_off(model):
+        assert torch.equal(logits(model), logits(make_model()))
+    assert trained_names(model) == names
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_the_saved_model_is_plain_and_has_the_adapters_in_it(
+    make_model, tokenizer, tmp_path, family
+):
+    model = adapted(make_model, family)
+    expected = logits(model)
+    LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING).save_model(tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), torch.float64)
+    torch.testing.assert_close(logits(loaded), expected, rtol=0, atol=1e-9)
+    assert not any("lora" in name for name in loaded.state_dict())
+    assert not (tmp_path / "model/adapter_config.json").exists()
+    assert loaded.config.to_dict().keys() == make_model(family).config.to_dict().keys()
+    assert torch.equal(logits(model), expected), "merging must not touch the trained model"
+    for name, value in merged_weights(model).items():
+        assert torch.equal(value, loaded.state_dict()[name])
+
+
+def test_a_resumed_run_is_bit_identical(make_model, tokenizer, tmp_path):
+    def fresh():
+        model = adapted(make_model)
+        return model, LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING)
+
+    straight, engine = fresh()
+    expected = [engine.update(SAMPLES, step) for step in range(4)]
+    _, first = fresh()
+    log = [first.update(SAMPLES, step) for step in range(2)]
+    first.save_checkpoint(tmp_path / "step")
+    resumed, second = fresh()
+    second.load_checkpoint(tmp_path / "step")
+    log += [second.update(SAMPLES, step) for step in range(2, 4)]
+    assert log == expected
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_a_checkpoint_is_a_peft_directory_that_names_its_base(make_model, tokenizer, tmp_path):
+    make_model().save_pretrained(tmp_path / "base")
+    base = load_model(str(tmp_path / "base"), torch.float64)
+    model = adapted(lambda _family: base)
+    engine = LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING)
+    engine.save_checkpoint(tmp_path / "step")
+    assert not (tmp_path / "step/model.safetensors").exists()
+    config = json.loads((tmp_path / "step/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "step", dtype=torch.float64).eval()
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-6)
+
+
+def test_a_checkpoint_of_other_adapters_is_one_line(make_model, tokenizer, tmp_path):
+    engine = LocalEngine(adapted(make_model), tokenizer, OptimizerOptions(), UPDATING)
+    engine.save_checkpoint(tmp_path / "step")
+    plain = LocalEngine(make_model(), tokenizer, OptimizerOptions(), UPDATING)
+    plain.save_checkpoint(tmp_path / "plain")
+    with pytest.raises(RunError, match=r"adapter_model\.safetensors is missing"):
+        engine.load_checkpoint(tmp_path / "plain")
+    for options in (replace(OPTIONS, rank=2), replace(OPTIONS, target_modules=("q_proj",))):
+        other = adapted(make_model, options=options)
+        with pytest.raises(RunError, match="another model") as caught:
+            LocalEngine(other, tokenizer, OptimizerOptions(), UPDATING).load_checkpoint(
+                tmp_path / "step"
+            )
+        assert "\n" not in str(caught.value)
+
+
+def test_layers_that_do_not_exist_are_one_line(make_model):
+    with pytest.raises(ConfigError, match=r"model\.lora .*query") as caught:
+        add_adapters(make_model(), LoraOptions(2, 4.0, ("query",)))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,173 @@
+"""The memory estimate against what a real update allocates."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from graphpo_agent.engines.local.forward import flat_passes, score_tokens
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
+from graphpo_agent.engines.local.memory import (
+    MemoryEstimate,
+    UpdateSizes,
+    estimate_memory,
+    free_memory,
+    model_sizes,
+)
+from graphpo_agent.engines.local.model import load_model, model_without_weights
+from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
+from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
+from graphpo_agent.engines.local.packing import PackedBatch, pack
+from graphpo_agent.graph.samples import TrainingSample
+
+GIB = 2**30
+
+
+def tree_sample(schedule, segment, prompt):
+    parent, layer = [-1], [0]
+    for branches in schedule:
+        layer = [parent.append(v) or len(parent) - 1 for v in layer for _ in range(branches)]
+    offsets = np.cumsum([0, prompt, *[segment] * (len(parent) - 1)])
+    num_tokens = int(offsets[-1])
+    mask = np.arange(num_tokens) >= prompt
+    ids = np.random.default_rng(0).integers(3, 300, num_tokens)
+    advantages = np.ones((1, len(parent)))
+    return TrainingSample(
+        "tree", np.array(parent), offsets, ids, mask, np.zeros(num_tokens, np.float32), advantages
+    )
+
+
+def make(kind, hidden, layers, heads, key_heads):
+    config_class, model_class = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }[kind]
+    config = config_class(
+        vocab_size=500,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=kind == "qwen2",
+    )
+    return model_class(config).eval()
+
+
+def saved_bytes(model, batch, compute):
+    """Bytes that the forward pass keeps for the backward pass, weights left out."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with flat_passes(model, compute), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        scores = score_tokens(model, batch, 1.0, compute)
+        total = sum(kept.values())
+        scores.logprobs.sum().backward()
+    return total
+
+
+def sizes_of(batch: PackedBatch) -> UpdateSizes:
+    stretches = sum(len(bucket.own_lengths) for bucket in batch.buckets)
+    paths = sum(int(bucket.path_lengths.sum()) for bucket in batch.buckets)
+    num_tokens = len(batch.token_ids)
+    return UpdateSizes(num_tokens, num_tokens // stretches, paths // stretches)
+
+
+@pytest.mark.parametrize(
+    ("shape", "schedule", "segment"),
+    [
+        (("qwen2", 64, 2, 4, 4), (2, 5, 4, 2), 16),
+        (("qwen2", 128, 3, 8, 2), (3, 3, 2), 32),
+        (("llama", 96, 4, 6, 3), (6, 2, 1, 1), 24),
+    ],
+)
+@pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(autocast=True)])
+def test_activations_are_within_a_third_of_what_is_saved(shape, schedule, segment, compute):
+    model = make(*shape)
+    (batch,) = pack([tree_sample(schedule, segment, 48)], 10_000)
+    estimate = estimate_memory(model_sizes(model), sizes_of(batch), compute)
+    logprobs = len(batch.target_ids) * 500 * 4
+    measured = saved_bytes(model, batch, compute) - logprobs
+    assert 0.75 < estimate.activations / measured < 1.33
+
+
+def test_checkpointing_saves_a_layers_input_only():
+    model = make("qwen2", 64, 6, 4, 4)
+    (batch,) = pack([tree_sample((2, 5, 4), 16, 48)], 10_000)
+    compute = ComputeOptions(checkpoint_layers=True)
+    whole, less = (
+        estimate_memory(model_sizes(model), sizes_of(batch), how).activations
+        for how in (ComputeOptions(), compute)
+    )
+    inputs = saved_bytes(model, batch, compute) - len(batch.target_ids) * 500 * 4
+    one_layer = whole / 6
+    assert less < whole / 3
+    assert less == pytest.approx(inputs + one_layer, rel=0.33)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_gradients_and_optimiser_state_are_exact(kind, adapters, dtype):
+    model = make(kind, 64, 2, 4, 2).to(dtype)
+    if adapters:
+        add_adapters(model, LoraOptions(4, 8.0))
+    estimate = estimate_memory(
+        model_sizes(model), UpdateSizes(10, 5, 10, reference=True), ComputeOptions()
+    )
+    optimizer = make_adamw(model, OptimizerOptions())
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.ones_like(parameter)
+    gradients = sum(p.grad.nbytes for p in trained)
+    optimizer_step(optimizer, 0.1, 1.0)
+    moments = [v for state in optimizer.state.values() for v in state.values() if v.ndim]
+    assert estimate.weights == sum(p.nbytes for p in model.parameters()) == estimate.reference
+    assert estimate.gradients == gradients
+    assert estimate.optimizer == sum(v.nbytes for v in moments)
+
+
+def test_a_model_without_weights_has_the_sizes_of_the_model(make_model, tmp_path):
+    make_model("qwen3").save_pretrained(tmp_path)
+    empty = model_without_weights(str(tmp_path), torch.float64)
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+    model = load_model(str(tmp_path), torch.float64)
+    assert model_sizes(empty) == model_sizes(model)
+    options = LoraOptions(2, 4.0)
+    assert model_sizes(add_adapters(empty, options)) == model_sizes(add_adapters(model, options))
+
+
+def test_the_total_is_that_of_the_larger_phase():
+    model = model_sizes(make("qwen2", 64, 2, 4, 2))
+    update = UpdateSizes(1000, 10, 40, sampler_bytes=GIB)
+    at = estimate_memory(model, update, ComputeOptions())
+    assert at.total == at.weights + at.optimizer + GIB
+    away = estimate_memory(model, replace(update, offload=True), ComputeOptions())
+    assert away.total == at.weights + GIB
+    without = estimate_memory(model, replace(update, sampler_bytes=0), ComputeOptions())
+    assert without.total == (at.weights + at.gradients + at.optimizer + at.activations + at.logits)
+
+
+def test_the_estimate_is_told_in_lines_and_names_the_setting_to_lower():
+    estimate = MemoryEstimate(GIB, 0, GIB, 2 * GIB, 40 * GIB, 300 * 2**20, GIB, 45 * GIB)
+    first, second = estimate.lines(64 * GIB, "cpu")
+    assert first == "memory: about 45.0 GiB of 64.0 GiB free on cpu"
+    assert second.startswith("memory: weights 1.0 GiB, gradients 1.0 GiB, optimizer 2.0 GiB")
+    assert "reference" not in second and "logits 300 MiB" in second
+    warning = estimate.lines(16 * GIB, "cuda")[2]
+    assert warning.startswith("warning: ") and "max_tokens_per_batch" in warning
+    lora = replace(estimate, activations=0, sampler=9 * GIB).lines(GIB, "cpu")[2]
+    assert "engine.max_batch_gib" in lora
+
+
+def test_free_memory_of_this_machine_is_plausible():
+    assert 2**24 < free_memory(torch.device("cpu")) < 2**50

