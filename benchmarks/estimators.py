@@ -28,10 +28,10 @@ import torch
 from graphpo_agent.build import build_engine, build_grower
 from graphpo_agent.config import RunConfig, load_config
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.engine import LocalEngine
-from graphpo_agent.engines.local.forward import score_tokens
+from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.loss import LossAggregation, loss_weights, token_advantages
+from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
@@ -290,9 +290,10 @@ def policy_gradient(
     """Gradient of sum(weight * A * log pi): the PPO gradient where the ratio is 1."""
     weights = loss_weights(samples, aggregation) * np.nan_to_num(token_advantages(samples).sum(0))
     engine.model.zero_grad()
-    for batch in pack(samples, max_tokens=4096):
-        with attention(engine.model, "graphpo_flat"):
-            scores = score_tokens(engine.model, batch, temperature=1.0)
+    compute = ComputeOptions()
+    with flat_passes(engine.model, compute):
+        for batch in pack(samples, max_tokens=4096):
+            scores = score_tokens(engine.model, batch, 1.0, compute)
             factor = torch.from_numpy(weights[batch.source]).to(scores.logprobs.dtype)
             (scores.logprobs * factor).sum().backward()
     gradients = [p.grad.flatten() for p in engine.model.parameters() if p.grad is not None]

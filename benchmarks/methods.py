@@ -111,7 +111,7 @@ def prepare(world: str, work: Path) -> None:
     directory = work / world
     if (directory / "policy" / "config.json").exists():
         return
-    call(["data", "toy", world, str(directory), "seed=0"])
+    call(["data", "toy", world, str(directory), "seed=0", "num_heads=4"])
     call(
         [
             "sft",

@@ -28,33 +28,44 @@ from graphpo_agent.config import (
     TextState,
     TreeMethod,
     UpdateConfig,
+    VllmEngineConfig,
 )
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.memory import (
+    MemoryEstimate,
     UpdateSizes,
     estimate_memory,
     free_memory,
     model_sizes,
 )
-from graphpo_agent.engines.local.model import load_model, model_without_weights, usable_device
+from graphpo_agent.engines.local.model import (
+    check_vocabulary,
+    load_model,
+    model_without_weights,
+    usable_device,
+)
 from graphpo_agent.engines.local.options import (
     ComputeOptions,
     ImitationOptions,
     OptimizerOptions,
     UpdateOptions,
 )
-from graphpo_agent.engines.local.packing import MAX_STRETCH
+from graphpo_agent.engines.local.packing import block_length
+from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
+from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.protocols import Embedder, Engine, Expander, StateDescriber, Tool
+from graphpo_agent.protocols import Embedder, Engine, Expander, Policy, StateDescriber, Tool
 from graphpo_agent.rollout.agent import TurnExpander
 from graphpo_agent.rollout.dialects import SearchR1Dialect
 from graphpo_agent.rollout.embed import HashingEmbedder
@@ -68,9 +79,12 @@ __all__ = [
     "build_expander",
     "build_grower",
     "build_method",
+    "build_policy",
     "build_sampling",
     "build_sft_engine",
+    "check_precision",
     "describe_memory",
+    "memory_of",
 ]
 
 
@@ -106,17 +120,47 @@ def build_method(config: MethodConfig) -> Method:
 
 
 def build_engine(config: RunConfig) -> Engine:
-    """The engine of a training run."""
-    if isinstance(config.engine, LocalEngineConfig):
-        return _learner(config, int(config.engine.max_batch_gib * 2**30))
-    from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
-    from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
+    """The engine of a training run.
 
-    require_vllm()
+    Raises:
+        ConfigError: the weights' precision cannot be trained, or vLLM is asked for and missing.
+    """
+    check_precision(config.model)
+    if isinstance(config.engine, LocalEngineConfig):
+        return _learner(config, _gib(config.engine.max_batch_gib))
+    options = _vllm_options(config.engine, config.model)
+    require_vllm(options)
     learner = _learner(config)
-    options = VllmOptions(dtype=config.model.dtype, **config.engine.model_dump(exclude={"kind"}))
     tokenizer = HfTokenizer.load(config.model.path)
     return VllmEngine(learner, VllmPolicy(config.model.path, tokenizer, options))
+
+
+def build_policy(config: RunConfig) -> Policy:
+    """The model of a configuration as a sampler that does not learn; ``model.lora`` is unused."""
+    path, engine = config.model.path, config.engine
+    dtype = getattr(torch, config.model.dtype)
+    if isinstance(engine, LocalEngineConfig):
+        model, tokenizer = load_model(path, dtype, _device(config.model)), HfTokenizer.load(path)
+        check_vocabulary(model, tokenizer)
+        return LocalPolicy(model, tokenizer, _gib(engine.max_batch_gib), config.model.autocast)
+    options = _vllm_options(engine, config.model)
+    require_vllm(options)
+    tokenizer = HfTokenizer.load(path)
+    check_vocabulary(model_without_weights(path, dtype), tokenizer)
+    return VllmPolicy(path, tokenizer, options)
+
+
+def _vllm_options(engine: VllmEngineConfig, model: ModelConfig) -> VllmOptions:
+    return VllmOptions(dtype=model.dtype, **engine.model_dump(exclude={"kind"}))
+
+
+def check_precision(config: ModelConfig) -> None:
+    """Raise ConfigError for weights whose updates round away; adapters have their own precision."""
+    if config.dtype == "bfloat16" and config.lora is None:
+        raise ConfigError(
+            "model.dtype bfloat16 is too coarse to train: small updates round away; keep float32 "
+            "and set model.autocast to true, or set model.lora"
+        )
 
 
 def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
@@ -148,7 +192,12 @@ def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
 
 
 def build_sft_engine(config: SftConfig) -> LocalEngine:
-    """The engine of a warm start."""
+    """The engine of a warm start.
+
+    Raises:
+        ConfigError: the weights' precision cannot be trained.
+    """
+    check_precision(config.model)
     return LocalEngine(
         _model(config.model, config.seed),
         HfTokenizer.load(config.model.path),
@@ -159,7 +208,19 @@ def build_sft_engine(config: SftConfig) -> LocalEngine:
 
 
 def describe_memory(config: RunConfig) -> list[str]:
-    """One to three lines: the memory that a run needs and whether it is there. Loads no weights.
+    """Two or three lines: the memory that training needs and whether it is there.
+
+    Raises:
+        ModelError: there is no model.
+    """
+    device = usable_device(_device(config.model))
+    return memory_of(config).lines(free_memory(device), device.type)
+
+
+def memory_of(config: RunConfig) -> MemoryEstimate:
+    """The memory that training needs; loads no weights.
+
+    The prompts' own tokens are not counted, as their length is not known yet, nor is evaluation.
 
     Raises:
         ModelError: there is no model.
@@ -168,21 +229,59 @@ def describe_memory(config: RunConfig) -> list[str]:
     model = model_without_weights(config.model.path, getattr(torch, config.model.dtype))
     if config.model.lora is not None:
         add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
-    edge = mode.segment_length if isinstance(mode, SegmentMode) else mode.max_turn_tokens
-    edge = min(edge, MAX_STRETCH)
-    engine = config.engine
-    local = isinstance(engine, LocalEngineConfig)
-    sizes = UpdateSizes(
+    device, sizes = usable_device(_device(config.model)), model_sizes(model)
+    on_cpu, path = device.type == "cpu", max(1, mode.max_response_tokens // 2)
+    if isinstance(config.engine, LocalEngineConfig):
+        held = _gib(config.engine.max_batch_gib)
+        kept = config.train.prompts_per_step * _graph_tokens(config)
+    else:
+        held, kept = _vllm_bytes(config.engine, sizes.weight_bytes, device), 0
+    needs = UpdateSizes(
         max_tokens=update.max_tokens_per_batch,
-        edge_tokens=edge,
-        path_tokens=max(edge, mode.max_response_tokens // 2),
+        block_tokens=block_length(path),
+        path_tokens=path,
         reference=update.kl_coefficient > 0 and config.model.lora is None,
-        offload=update.offload_optimizer,
-        sampler_bytes=int((engine.max_batch_gib if local else engine.kv_cache_gib) * 2**30),
+        offload=update.offload_optimizer and not on_cpu,
+        sampler_bytes=held,
+        sampled_tokens=kept,
+        sampler_stays=on_cpu or config.engine.kind == "vllm",
     )
-    device = usable_device(_device(config.model))
-    estimate = estimate_memory(model_sizes(model), sizes, _compute(config))
-    return estimate.lines(free_memory(device), device.type)
+    return estimate_memory(sizes, needs, _compute(config))
+
+
+def _vllm_bytes(engine: VllmEngineConfig, weight_bytes: int, device: torch.device) -> int:
+    """What vLLM holds: its own weights, keys and values."""
+    if device.type == "cpu":
+        return weight_bytes + _gib(engine.kv_cache_gib)
+    return int(engine.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
+
+
+def _graph_tokens(config: RunConfig) -> int:
+    """The most tokens that one graph can have, its prompt left out: every edge at its limit."""
+    mode, method, state = config.mode, config.method, config.state
+    if isinstance(mode, SegmentMode):
+        sampled, observed = mode.segment_length, 0
+        layers = -(-mode.max_response_tokens // sampled)
+    else:
+        sampled, observed = mode.max_turn_tokens, mode.max_observation_tokens
+        layers = mode.max_turns
+    grpo = isinstance(method, GrpoMethod)
+    schedule, limit = ((method.group_size,), None) if grpo else (method.schedule, method.max_tokens)
+    edges, width = 0, 1
+    for layer in range(1, layers + 1):
+        if limit is not None and edges * sampled >= limit:
+            break
+        width *= branching_at(schedule, layer)
+        edges += width
+    tokens = min(edges * (sampled + observed), width * mode.max_response_tokens)
+    if isinstance(state, SummaryState) and not isinstance(method, GrpoMethod):
+        tokens += edges * state.max_summary_tokens
+    return tokens
+
+
+def _gib(count: float) -> int:
+    """In bytes."""
+    return int(count * 2**30)
 
 
 def _compute(config: RunConfig) -> ComputeOptions:

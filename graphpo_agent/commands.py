@@ -8,11 +8,12 @@ import torch
 from tqdm.auto import tqdm
 
 from graphpo_agent.build import (
-    build_engine,
     build_grower,
     build_method,
+    build_policy,
     build_sampling,
     build_sft_engine,
+    check_precision,
     describe_memory,
 )
 from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
@@ -63,6 +64,7 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     else:
         raise ConfigError("train takes a configuration file or --resume RUN")
     build_method(config.method)
+    check_precision(config.model)
     if dry_run:
         print(dump_config(config), end="")
         _print_memory(config)
@@ -134,11 +136,11 @@ def rollout(
     config = load_config(RunConfig, config_path, overrides)
     _set_threads(config.threads)
     tasks = load_tasks(Path(tasks_path or config.tasks.train))[:count]
-    grower, method, engine = build_grower(config), build_method(config.method), build_engine(config)
+    grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
     sampling = build_sampling(config.sampling)
     with tqdm(total=len(tasks), unit="graph", disable=None) as bar:
         rollouts = grower.grow(
-            engine.policy, tasks, method, sampling, (config.seed, "rollout"), bar.update
+            policy, tasks, method, sampling, (config.seed, "rollout"), bar.update
         )
     lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]
     write_atomically(Path(out), "\n".join(lines) + "\n")
@@ -165,10 +167,10 @@ def evaluate_policy(
     if path is None:
         raise ConfigError("there are no held-out tasks: set tasks.heldout or give --tasks FILE")
     tasks = load_tasks(Path(path))
-    grower, engine = build_grower(config), build_engine(config)
+    grower, policy = build_grower(config), build_policy(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
     evaluation, rollouts = evaluate(
-        grower, engine.policy, tasks, samples, sampling, config.seed, progress=True
+        grower, policy, tasks, samples, sampling, config.seed, progress=True
     )
     if out is not None:
         write_atomically(Path(out), "".join(_transcript_lines(rollouts)))

@@ -156,6 +156,12 @@ class Scheduler(Protocol):
         """A tool's result, and whether this call was made for it (equal calls are made once)."""
         ...
 
+    async def together(
+        self, function: Callable[[list[Any]], Any], items: Sequence[Any]
+    ) -> Sequence[Any]:
+        """``function(items)``, called on the items of all who ask at one moment."""
+        ...
+
     async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
         """``function(*arguments)``, beside the sampling."""
         ...

@@ -109,6 +109,7 @@ def train(
     while (fraction := _progress(config, progress)) < 1.0:
         step = progress.step + 1
         began = time.monotonic()
+        engine.policy.take_prefilled_tokens()  # those of an evaluation
         rollouts, signal = _collect(config, setup, stream, step)
         grown = time.monotonic()
         samples = [to_sample(rollout.graph, credit.advantages) for rollout, credit in signal]
@@ -123,6 +124,7 @@ def train(
         row = {"step": step, "progress": fraction} | rollout_metrics(rollouts)
         row |= credit_metrics([credit for _, credit in signal]) if signal else {}
         row |= updated
+        row["tokens/prefill_computed"] = engine.policy.take_prefilled_tokens()
         row["tokens/total"] = progress.generated_tokens
         row["tokens/per_second"] = generated / (ended - began)
         row |= {"time/rollout": grown - began, "time/update": ended - grown}

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
 from graphpo_agent.errors import ConfigError
+from tests.worlds import run_arguments, sft_overrides
 
 ROOT = Path(__file__).parent.parent
 KB = ROOT / "configs/toy/kb.yaml"
@@ -47,6 +49,23 @@ def test_a_malformed_override_names_itself(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(RunConfig, KB, [override])
     assert repr(override) in str(caught.value)
+
+
+def test_coarse_weights_are_not_trained_but_may_sample_and_carry_adapters(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    coarse = run_arguments(reach, tmp_path / "run", "model.dtype=bfloat16", "train.steps=1")
+    sft = [str(ROOT / "configs/toy/reach_sft.yaml"), *sft_overrides(reach)]
+    sft += ["model.dtype=bfloat16", f"output={tmp_path / 'policy'}"]
+    for arguments in (["train", *coarse], ["train", *coarse, "--dry-run"], ["sft", *sft]):
+        assert main(arguments) == 2
+        shown = capsys.readouterr()
+        assert shown.out == "" and shown.err.count("\n") == 1
+        assert "model.dtype bfloat16" in shown.err and "model.autocast" in shown.err
+    graphs = str(tmp_path / "graphs.jsonl")
+    assert main(["rollout", *coarse, "--count", "1", "--out", graphs]) == 0
+    assert main(["eval", *coarse]) == 0
+    assert main(["train", *coarse, "model.lora={rank: 2}"]) == 0
 
 
 def test_overrides_replace_values_and_make_sections() -> None:

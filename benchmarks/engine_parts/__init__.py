@@ -1,1 +1,3 @@
 """The parts of ``benchmarks/engine.py``."""
+
+import graphpo_agent  # noqa: F401 (before transformers: it hides libraries of other torch builds)

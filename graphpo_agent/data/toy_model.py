@@ -65,7 +65,7 @@ def make_toy_model(
     phrases: Sequence[str] = (),
     hidden_size: int = 64,
     num_layers: int = 2,
-    num_heads: int = 4,
+    num_heads: int = 2,
     max_context_tokens: int = 512,
     seed: int = 0,
 ) -> int:

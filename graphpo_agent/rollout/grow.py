@@ -43,7 +43,7 @@ __all__ = ["Grower", "Rollout"]
 
 
 _TASKS_AT_ONCE = 256
-"""Bounds the memory that the paths' keys and values take."""
+"""The keys and values of their paths are kept until all of them are finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,8 @@ class Grower:
                 )
             )
             described = await self._describe(scheduler, method, [step.state for step in steps])
-            self._attach(one, method, branches, steps, *described)
+            rewards = await self._judge(scheduler, steps)
+            self._attach(one, method, branches, steps, rewards, *described)
         finished()
         return one.finished()
 
@@ -219,14 +220,25 @@ class Grower:
         method: Method,
         branches: Sequence[_Branch],
         steps: Sequence[Step],
+        rewards: Sequence[float | None],
         descriptions: Sequence[StateDescription],
         vectors: NDArray[np.float32] | None,
     ) -> None:
         """Add a layer's edges to the graph, then find what became equivalent."""
         nodes = [
-            self._new_node(branch.node, step, description, None if vectors is None else vectors[i])
-            for i, (branch, step, description) in enumerate(
-                zip(branches, steps, descriptions, strict=True)
+            NewNode(
+                parent=branch.node,
+                token_ids=step.token_ids,
+                loss_mask=step.loss_mask,
+                logprobs=step.logprobs,
+                terminal=reward is not None,
+                reward=reward,
+                key=description.key,
+                state=description.text,
+                embedding=None if vectors is None else vectors[i],
+            )
+            for i, (branch, step, reward, description) in enumerate(
+                zip(branches, steps, rewards, descriptions, strict=True)
             )
         ]
         first = one.graph.num_nodes
@@ -248,28 +260,20 @@ class Grower:
         if self.embedder is None:
             return descriptions, None
         texts = [description.text or "" for description in descriptions]
-        return descriptions, await scheduler.beside(self.embedder.embed, texts)
+        return descriptions, np.asarray(await scheduler.together(self.embedder.embed, texts))
 
-    def _new_node(
-        self,
-        parent: int,
-        step: Step,
-        description: StateDescription,
-        vector: NDArray[np.float32] | None,
-    ) -> NewNode:
-        truncated = step.status in ("out_of_length", "out_of_turns")
-        terminal = step.terminal and not (truncated and self.truncated == "early_stopped")
-        return NewNode(
-            parent=parent,
-            token_ids=step.token_ids,
-            loss_mask=step.loss_mask,
-            logprobs=step.logprobs,
-            terminal=terminal,
-            reward=self.judge(step.state) if terminal else None,
-            key=description.key,
-            state=description.text,
-            embedding=vector,
-        )
+    async def _judge(self, scheduler: Scheduler, steps: Sequence[Step]) -> list[float | None]:
+        """The reward of each step that ends its path; None where it goes on or is left unscored."""
+        judged = [i for i, step in enumerate(steps) if self._is_judged(step)]
+        found = await gather(*(scheduler.beside(self.judge, steps[i].state) for i in judged))
+        rewards: list[float | None] = [None] * len(steps)
+        for i, reward in zip(judged, found, strict=True):
+            rewards[i] = reward
+        return rewards
+
+    def _is_judged(self, step: Step) -> bool:
+        cut = step.status in ("out_of_length", "out_of_turns")
+        return step.terminal and not (cut and self.truncated == "early_stopped")
 
     def judge(self, state: PathState) -> float:
         """The verifier's reward of a finished path; RewardError unless it is in [0, 1]."""

@@ -1,19 +1,19 @@
 """What growing graphs wait for: the policy draws tokens for all of them while tools work beside.
 
-Every graph is a coroutine. Whenever all of them wait, the policy advances by one token; tool calls
-and embeddings run in threads meanwhile, so that a slow search never stops the sampling.
+Every graph is a coroutine. Whenever all of them wait, the policy advances by one token; tool calls,
+embeddings and verifiers run in threads meanwhile, so that a slow search never stops the sampling.
 """
 
 import asyncio
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from graphpo_agent.errors import ToolError
 from graphpo_agent.protocols import Policy, Tool
 from graphpo_agent.types import Completion, SampleRequest, SamplingParams, ToolResult
 
@@ -23,19 +23,23 @@ T = TypeVar("T")
 
 _TURNS = 4
 """Turns of the event loop from a completion to the requests of its graph's next layer."""
-
-
-_MAX_IN_FLIGHT = 8
+_TOOL_BATCHES = 8
 """Batches of calls that one tool works on at once; further calls gather in the next batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A tool call that somebody waits for."""
+@dataclass(slots=True)
+class _Counter:
+    """Where items for one function wait until they are taken together.
 
-    tool: Tool
-    arguments: Mapping[str, Any]
-    future: asyncio.Future[ToolResult]
+    Attributes:
+        function: from a list of items to as many results.
+        places: how many batches it works on at once.
+        waiting: what has come since the last batch was taken: items and who awaits their results.
+    """
+
+    function: Callable[[list[Any]], Any]
+    places: int
+    waiting: list[tuple[Sequence[Any], asyncio.Future[Sequence[Any]]]] = field(default_factory=list)
 
 
 def complete(
@@ -72,24 +76,22 @@ class PolicyScheduler:
         self.policy = policy
         self._overlap = overlap
         self._samples: dict[int, asyncio.Future[Completion]] = {}
-        self._calls: list[_Call] = []
-        self._in_flight: Counter[int] = Counter()
+        self._counters: dict[Any, _Counter] = {}
         self._batches: set[asyncio.Future[None]] = set()
         self._results: dict[tuple[int, str], asyncio.Future[ToolResult]] = {}
         self._wake = asyncio.Event()
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """The results of all coroutines, in order; the first exception of any ends them all."""
-        loop = asyncio.new_event_loop()
+        """The results of all coroutines, in order; the first exception of any ends them all.
+
+        To be called once. Inside an event loop (a notebook's) it runs in a thread of its own.
+        """
         try:
-            return loop.run_until_complete(self._run(work))
-        finally:
-            unfinished = asyncio.all_tasks(loop)
-            for task in unfinished:
-                task.cancel()
-            if unfinished:
-                loop.run_until_complete(asyncio.wait(unfinished))
-            loop.close()
+            asyncio.get_running_loop()
+        except RuntimeError:  # there is none
+            return self._run_loop(work)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._run_loop, work).result()
 
     async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
         """What the policy draws."""
@@ -102,35 +104,82 @@ class PolicyScheduler:
         """A tool's result, and whether this call was made for it.
 
         It was not where an equal call has been made before; only a failed one is made again.
+
+        Raises:
+            ToolError: the tool cannot go on, or gives too few or too many results.
         """
         key = (id(tool), json.dumps(arguments, sort_keys=True))
         known = self._results.get(key)
         if known is not None and not (known.done() and known.result().error is not None):
             return await known, False
-        future: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
-        self._results[key] = future
-        self._calls.append(_Call(tool, arguments, future))
-        self._wake.set()
-        return await future, True
+        self._results[key] = asyncio.ensure_future(self._call(tool, arguments))
+        return await self._results[key], True
+
+    async def together(
+        self, function: Callable[[list[Any]], Any], items: Sequence[Any]
+    ) -> Sequence[Any]:
+        """``function(items)``, on the items of all who ask at one moment; never twice at once.
+
+        Raises:
+            ToolError: it gives too few or too many results.
+        """
+        return await self._together(function, function, items, places=1)
 
     async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
         """``function(*arguments)``, in a thread where work overlaps."""
         if not self._overlap:
             return function(*arguments)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_result((value, error))
 
         def work() -> None:
+            value = error = None
             try:
-                settle = partial(future.set_result, function(*arguments))
-            except BaseException as error:  # raised again where it is awaited
-                settle = partial(future.set_exception, error)
+                value = function(*arguments)
+            except BaseException as raised:  # raised again where it is awaited
+                error = raised
             with suppress(RuntimeError):  # the run was interrupted and its loop is closed
-                loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+                loop.call_soon_threadsafe(settle, value, error)
 
         # A daemon: an interrupted run does not wait for a tool that hangs.
         threading.Thread(target=work, daemon=True).start()
+        value, error = await future
+        if error is not None:
+            raise error
+        return value
+
+    async def _call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+        (result,) = await self._together(id(tool), tool.run, [arguments], _TOOL_BATCHES)
+        return result
+
+    async def _together(
+        self,
+        key: Any,
+        function: Callable[[list[Any]], Any],
+        items: Sequence[Any],
+        places: int,
+    ) -> Sequence[Any]:
+        counter = self._counters.setdefault(key, _Counter(function, places))
+        future: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+        counter.waiting.append((items, future))
+        self._wake.set()
         return await future
+
+    def _run_loop(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(self._run(work))
+        finally:
+            unfinished = asyncio.all_tasks(loop)
+            for task in unfinished:
+                task.cancel()
+            if unfinished:
+                loop.run_until_complete(asyncio.wait(unfinished))
+            loop.close()
 
     async def _run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         everything = asyncio.gather(*work)
@@ -154,26 +203,36 @@ class PolicyScheduler:
             everything.exception()  # asked for, so that an interrupted run does not log it
 
     def _dispatch(self) -> bool:
-        """Start the calls that wait, all of one tool in one batch; whether there were any."""
-        by_tool: dict[int, list[_Call]] = {}
-        for call in self._calls:
-            by_tool.setdefault(id(call.tool), []).append(call)
-        ready = {key for key in by_tool if self._in_flight[key] < _MAX_IN_FLIGHT}
-        self._calls = [call for call in self._calls if id(call.tool) not in ready]
-        for key in ready:
-            self._in_flight[key] += 1
-            self._batches.add(asyncio.ensure_future(self._make(by_tool[key])))
+        """Start what waits, all items for one function in one batch; whether there were any."""
+        ready = [one for one in self._counters.values() if one.waiting and one.places]
+        for counter in ready:
+            counter.places -= 1
+            waiting, counter.waiting = counter.waiting, []
+            batch = asyncio.ensure_future(self._serve(counter, waiting))
+            self._batches.add(batch)
+            batch.add_done_callback(self._batches.discard)
         return bool(ready)
 
-    async def _make(self, calls: Sequence[_Call]) -> None:
-        """Make several calls of one tool."""
-        tool = calls[0].tool
+    async def _serve(
+        self,
+        counter: _Counter,
+        waiting: Sequence[tuple[Sequence[Any], asyncio.Future[Sequence[Any]]]],
+    ) -> None:
+        """Call a function on the items of all who wait, and give each their results."""
+        items = [item for own, _ in waiting for item in own]
         try:
-            results = await self.beside(tool.run, [call.arguments for call in calls])
-            for call, result in zip(calls, results, strict=True):
-                call.future.set_result(result)
+            results = await self.beside(counter.function, items)
+            if len(results) != len(items):
+                name = getattr(counter.function, "__qualname__", repr(counter.function))
+                raise ToolError(f"{name} returned {len(results)} results for {len(items)} inputs")
         except Exception as error:
-            for call in calls:
-                call.future.set_exception(error)
-        self._in_flight[id(tool)] -= 1
-        self._wake.set()
+            for _, future in waiting:
+                future.set_exception(error)
+        else:
+            start = 0
+            for own, future in waiting:
+                future.set_result(results[start : start + len(own)])
+                start += len(own)
+        finally:
+            counter.places += 1
+            self._wake.set()

@@ -63,3 +63,18 @@ def with_rollout_logprobs(model, sample, noise, seed=0, temperature=1.0):
         drift = noise * rng.normal(size=len(exact))
         logprobs[span[sample.loss_mask[span]]] = exact.float().numpy() + drift
     return replace(sample, logprobs=logprobs)
+
+
+def visible_places(batch):
+    """For each place of a packed row the places that it sees, read off the buckets."""
+    seen = {}
+    for bucket in batch.buckets:
+        causal = np.tri(bucket.queries.shape[1], dtype=bool)
+        masks = [causal] * len(bucket.keys) if bucket.causal else bucket.seen(batch.exits)
+        for row, keys, mask, own in zip(
+            bucket.queries, bucket.keys, masks, bucket.own(), strict=True
+        ):
+            for place, visible in zip(row[own].tolist(), mask[own], strict=True):
+                assert place not in seen
+                seen[place] = keys[visible].tolist()
+    return seen

@@ -18,7 +18,7 @@ from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import SampleRequest, SamplingParams
-from tests.engines.graphs import random_sample
+from tests.engines.graphs import random_sample, visible_places
 from tests.engines.test_gradient import SAMPLES, compare, norm_in_full_precision
 
 UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, seed=5)
@@ -91,12 +91,8 @@ def test_the_block_mask_shows_every_token_its_own_path(num_nodes):
     seen = layout.dense(torch.device("cpu"))
     num_tokens = len(batch.token_ids)
     ancestors = np.zeros((num_tokens, num_tokens), bool)
-    for bucket in batch.buckets:
-        for queries, keys, own, path in zip(
-            bucket.queries, bucket.keys, bucket.own_lengths, bucket.path_lengths, strict=True
-        ):
-            for i in range(own):
-                ancestors[queries[i], keys[: path - own + i + 1]] = True
+    for place, places in visible_places(batch).items():
+        ancestors[place, places] = True
     np.testing.assert_array_equal(seen.numpy(), ancestors)
     blocks = layout.blocks
     size = blocks.BLOCK_SIZE[0]
@@ -140,7 +136,9 @@ def test_autocast_multiplies_in_bfloat16_and_keeps_float32_weights(make_model, t
         scores = score_tokens(model, batch, 1.0, compute)
     assert scores.logprobs.dtype == torch.float32
     for name in ("update/loss", "update/entropy", "update/grad_norm"):
-        assert metrics["autocast"][name] == pytest.approx(metrics["exact"][name], rel=0.05)
+        # The loss is a sum of advantages of both signs, and small.
+        expected = pytest.approx(metrics["exact"][name], rel=0.05, abs=2e-3)
+        assert metrics["autocast"][name] == expected
         assert metrics["autocast"][name] != metrics["exact"][name]
 
 

@@ -170,6 +170,48 @@ def test_a_checkpoint_of_other_adapters_is_one_line(make_model, tokenizer, tmp_p
         assert "\n" not in str(caught.value)
 
 
+def test_adapters_on_bfloat16_weights_learn_in_float32(make_model, tokenizer, tmp_path):
+    model = make_model(spread=0.02).bfloat16()
+    add_adapters(model, OPTIONS)
+    frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
+    adapters = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    assert {value.dtype for value in frozen.values()} == {torch.bfloat16}
+    assert {value.dtype for value in adapters.values()} == {torch.float32}
+    rate = 1e-6  # of a weight of 0.1, half a step of bfloat16 is 2e-4
+    updating = replace(UPDATING, learning_rate=rate, objective=Objective())
+    engine = LocalEngine(model, tokenizer, OptimizerOptions(), updating)
+    for step in range(2):
+        engine.update(SAMPLES, step)
+    for name, value in frozen.items():
+        assert torch.equal(model.get_parameter(name), value)
+    for name, value in adapters.items():
+        assert 0 < (model.get_parameter(name) - value).abs().max() < 20 * rate
+    engine.save_model(tmp_path / "model")
+    saved = load_model(str(tmp_path / "model"), torch.bfloat16).state_dict()
+    merged = merged_weights(model)
+    assert {value.dtype for value in merged.values()} == {torch.bfloat16}
+    assert all(torch.equal(saved[name], value) for name, value in merged.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "target"), [("qwen2", "embed_tokens"), ("qwen2", "lm_head"), ("llama", "lm_head")]
+)
+def test_the_output_head_is_not_adapted(make_model, family, target):
+    model = make_model(family)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == (family == "qwen2")
+    with pytest.raises(ConfigError, match=f"{target} .* output head") as caught:
+        add_adapters(model, LoraOptions(2, 4.0, ("q_proj", target)))
+    assert "\n" not in str(caught.value)
+    assert trained_names(model) == {name for name, _ in model.named_parameters()}
+
+
+def test_an_embedding_of_its_own_is_adapted(make_model, tokenizer, tmp_path):
+    model = adapted(make_model, "llama", LoraOptions(2, 4.0, ("embed_tokens", "q_proj")))
+    LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING).save_model(tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), torch.float64)
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-9)
+
+
 def test_layers_that_do_not_exist_are_one_line(make_model):
     with pytest.raises(ConfigError, match=r"model\.lora .*query") as caught:
         add_adapters(make_model(), LoraOptions(2, 4.0, ("query",)))

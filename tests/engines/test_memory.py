@@ -7,6 +7,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from graphpo_agent.build import memory_of
+from graphpo_agent.config import RunConfig, load_config
+from graphpo_agent.engines.local.cache import KVPool
+from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
@@ -21,6 +25,7 @@ from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.graph.samples import TrainingSample
+from tests.worlds import run_arguments
 
 GIB = 2**30
 
@@ -76,10 +81,10 @@ def saved_bytes(model, batch, compute):
 
 
 def sizes_of(batch: PackedBatch) -> UpdateSizes:
-    stretches = sum(len(bucket.own_lengths) for bucket in batch.buckets)
+    blocks = sum(len(bucket.own_lengths) for bucket in batch.buckets)
     paths = sum(int(bucket.path_lengths.sum()) for bucket in batch.buckets)
     num_tokens = len(batch.token_ids)
-    return UpdateSizes(num_tokens, num_tokens // stretches, paths // stretches)
+    return UpdateSizes(num_tokens, num_tokens // blocks, paths // blocks)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +96,13 @@ def sizes_of(batch: PackedBatch) -> UpdateSizes:
     ],
 )
 @pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(autocast=True)])
-def test_activations_are_within_a_third_of_what_is_saved(shape, schedule, segment, compute):
+@pytest.mark.parametrize("adapters", [False, True])
+def test_activations_are_within_a_third_of_what_is_saved(
+    shape, schedule, segment, compute, adapters
+):
     model = make(*shape)
+    if adapters:
+        add_adapters(model if compute.autocast else model.bfloat16(), LoraOptions(4, 8.0))
     (batch,) = pack([tree_sample(schedule, segment, 48)], 10_000)
     estimate = estimate_memory(model_sizes(model), sizes_of(batch), compute)
     logprobs = len(batch.target_ids) * 500 * 4
@@ -154,7 +164,75 @@ def test_the_total_is_that_of_the_larger_phase():
     away = estimate_memory(model, replace(update, offload=True), ComputeOptions())
     assert away.total == at.weights + GIB
     without = estimate_memory(model, replace(update, sampler_bytes=0), ComputeOptions())
-    assert without.total == (at.weights + at.gradients + at.optimizer + at.activations + at.logits)
+    updating = at.gradients + at.optimizer + at.activations + at.logits
+    assert without.total == at.weights + updating
+    stays = estimate_memory(model, replace(update, sampler_stays=True), ComputeOptions())
+    assert stays.total == at.weights + updating + GIB
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sampled_tokens_take_what_the_samplers_pool_takes(autocast):
+    model = make("qwen2", 64, 2, 4, 2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        pool = KVPool(kv_shape(model))
+    pool.allocate(10_000)
+    at = estimate_memory(
+        model_sizes(model),
+        UpdateSizes(10, 5, 10, sampled_tokens=10_000),
+        ComputeOptions(autocast=autocast),
+    )
+    assert at.sampler == pool._tokens.nbytes
+
+
+def told(world, output, *overrides):
+    """The estimate of a run."""
+    path, *changes = run_arguments(world, output, *overrides)
+    config = load_config(RunConfig, path, changes)
+    return memory_of(config)
+
+
+@pytest.mark.parametrize(
+    ("method", "edges"),
+    [
+        ("{name: tree, schedule: [2, 3]}", 2 + 6 + 6),
+        ("{name: tree, schedule: [2, 3], max_tokens: 25}", 2 + 6),
+        ("{name: grpo, group_size: 4}", 3 * 4),
+    ],
+)
+def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, method, edges):
+    run = (
+        f"method={method}",
+        "mode={kind: segment, segment_length: 10, max_response_tokens: 30}",
+        "model.device=cpu",
+        "engine={kind: local, max_batch_gib: 0.5}",
+    )
+    one, three = (
+        told(reach, tmp_path, *run, f"train.prompts_per_step={count}") for count in (1, 3)
+    )
+    model = load_model(str(reach / "policy"))
+    token = kv_shape(model).bytes_per_token
+    assert one.sampler == GIB // 2 + edges * 10 * token
+    assert three.sampler == GIB // 2 + 3 * edges * 10 * token
+    parts = (one.weights, one.gradients, one.optimizer, one.activations, one.logits, one.sampler)
+    assert one.total == sum(parts), "on a CPU the sampler keeps its memory"
+
+
+def test_turns_hold_their_observations_and_paths_end_at_their_limit(kb, tmp_path):
+    def tokens(*overrides):
+        run = ("method={name: grpo, group_size: 2}", "train.prompts_per_step=1", *overrides)
+        held = told(
+            kb, tmp_path, *run, "engine={kind: local, max_batch_gib: 0.5}", "model.device=cpu"
+        ).sampler
+        return (held - GIB // 2) // kv_shape(load_model(str(kb / "policy"))).bytes_per_token
+
+    mode = ("mode.max_turns=3", "mode.max_turn_tokens=8", "mode.max_observation_tokens=30")
+    assert tokens(*mode, "mode.max_response_tokens=1000") == 2 * 3 * (8 + 30)
+    assert tokens(*mode, "mode.max_response_tokens=50") == 2 * 50
+
+
+def test_vllm_holds_weights_of_its_own_beside_its_keys_and_values(reach, tmp_path):
+    estimate = told(reach, tmp_path, "engine={kind: vllm, kv_cache_gib: 0.5}", "model.device=cpu")
+    assert estimate.sampler == estimate.weights + GIB // 2
 
 
 def test_the_estimate_is_told_in_lines_and_names_the_setting_to_lower():
@@ -166,8 +244,20 @@ def test_the_estimate_is_told_in_lines_and_names_the_setting_to_lower():
     warning = estimate.lines(16 * GIB, "cuda")[2]
     assert warning.startswith("warning: ") and "max_tokens_per_batch" in warning
     lora = replace(estimate, activations=0, sampler=9 * GIB).lines(GIB, "cpu")[2]
-    assert "engine.max_batch_gib" in lora
+    assert "train.prompts_per_step" in lora
+    weights = MemoryEstimate(9 * GIB, 0, 0, 0, 0, 0, 0, 9 * GIB).lines(GIB, "cpu")[2]
+    assert "model.lora with model.dtype bfloat16" in weights
 
 
 def test_free_memory_of_this_machine_is_plausible():
     assert 2**24 < free_memory(torch.device("cpu")) < 2**50
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"), [(3 * 2**20, 2**20, 2**21), (2**20, 2**21, 0), ("max", 5, None)]
+)
+def test_a_containers_limit_is_respected(tmp_path, limit, used, free):
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    found = free_memory(torch.device("cpu"), tmp_path)
+    assert found == free if free is not None else found > 2**24

@@ -11,26 +11,17 @@ from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
-from tests.engines.graphs import edge_logprobs, random_sample
+from tests.engines.graphs import edge_logprobs, random_sample, visible_places
 
 
 def visible_tokens(batch):
     """For each place of the row the token ids that it sees, in path order, read off the buckets."""
-    seen = {}
-    padded = []
-    for bucket in batch.buckets:
-        for row, keys, own, path in zip(
-            bucket.queries, bucket.keys, bucket.own_lengths, bucket.path_lengths, strict=True
-        ):
-            for i, place in enumerate(row):
-                padded.append(int(place))
-                if i < own:
-                    seen[int(place)] = batch.token_ids[keys[: path - own + i + 1]].tolist()
+    padded = [place for bucket in batch.buckets for place in bucket.queries.ravel().tolist()]
     assert [padded[i] for i in batch.order] == list(range(len(batch.token_ids)))
+    seen = visible_places(batch)
     for i in range(len(batch.token_ids)):
-        on_path = [j for j in range(i + 1) if i < batch.exits[j]]
-        assert batch.token_ids[on_path].tolist() == seen[i]
-    return seen
+        assert seen[i] == [j for j in range(i + 1) if i < batch.exits[j]]
+    return {place: batch.token_ids[places].tolist() for place, places in seen.items()}
 
 
 def all_paths(samples):
@@ -126,7 +117,7 @@ def test_a_cut_graph_computes_little_again():
     )
     batches = pack([sample], num_tokens // 4)
     needed = check_packed([sample], batches)
-    assert len(batches) == 4
+    assert len(batches) <= 5
     assert sum(len(batch.token_ids) for batch in batches) - needed <= 3 * 7 * segment
 
 
@@ -146,22 +137,49 @@ def test_what_no_trained_token_follows_is_left_out():
     assert batch.predictors.tolist() == [1, 2, 1]
 
 
-def test_stretches_longer_than_a_block_are_cut_without_a_gap():
-    lengths = [200, 300, 5, 140]
-    sample = random_sample(3, num_nodes=4)
+def long_sample(lengths, parent):
+    """Edges of these lengths behind a prompt, which is the first."""
     num_tokens = sum(lengths)
-    sample = TrainingSample(
+    return TrainingSample(
         "long",
-        np.array([-1, 0, 1, 1]),
+        np.array(parent),
         np.cumsum([0, *lengths]),
         np.random.default_rng(0).integers(3, 300, num_tokens),
-        np.arange(num_tokens) >= 200,
+        np.arange(num_tokens) >= lengths[0],
         np.zeros(num_tokens, np.float32),
-        np.zeros((1, 4)),
+        np.zeros((1, len(parent))),
     )
+
+
+def test_what_is_longer_than_its_path_is_a_run_and_the_rest_is_blocks():
+    lengths = [100, 300, 5, 140, 30, 700]
+    sample = long_sample(lengths, [-1, 0, 1, 1, 1, 0])
     (batch,) = pack([sample], 10_000)
-    assert max(bucket.queries.shape[1] for bucket in batch.buckets) < 300
     check_packed([sample], [batch])
+    runs = {
+        (int(path), int(own))
+        for bucket in batch.buckets
+        if bucket.causal
+        for path, own in zip(bucket.path_lengths, bucket.own_lengths, strict=True)
+    }
+    # A run goes on through the first child; a leaf's last token is not computed.
+    assert runs == {(0, 100 + 300 + 4), (100, 699)}
+    blocks = [bucket for bucket in batch.buckets if not bucket.causal]
+    assert sum(bucket.own_lengths.sum() for bucket in blocks) == 139 + 29
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(100, 400))
+def test_runs_and_blocks_of_any_graph_see_their_own_paths(seed, longest):
+    samples = [random_sample(seed + i, 8, prompt=50, longest=longest) for i in range(2)]
+    check_packed(samples, pack(samples, 2000))
+
+
+def test_chains_are_not_cut_in_the_middle():
+    sample = long_sample([64] + [512] * 8, [-1, 0, 1, 2, 3, 0, 5, 6, 7])
+    batches = pack([sample], 4096)
+    check_packed([sample], batches)
+    assert sorted(len(batch.token_ids) for batch in batches) == [64 + 2047] * 2
 
 
 def test_an_edge_without_tokens_passes_its_context_on():

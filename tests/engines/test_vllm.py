@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,9 @@ import torch
 import yaml
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from graphpo_agent.build import build_engine, build_policy
 from graphpo_agent.cli import main
-from graphpo_agent.config import RunConfig, VllmEngineConfig
+from graphpo_agent.config import RunConfig, VllmEngineConfig, load_config
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.model import load_model
@@ -346,6 +347,16 @@ def test_what_vllm_cannot_do_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("build", [build_engine, build_policy])
+def test_an_unknown_precision_is_refused_before_any_weights_are_loaded(
+    build: Callable[[RunConfig], object], reach: Path, tmp_path: Path
+) -> None:
+    path, *changes = run_arguments(reach, tmp_path, "model.dtype=float64", "engine={kind: vllm}")
+    config = load_config(RunConfig, path, [*changes, "model.path=nothing"])
+    with pytest.raises(ConfigError, match=r"model\.dtype float64"):
+        build(config)
+
+
 def test_without_vllm_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
     reach: Path,
@@ -410,6 +421,13 @@ def test_a_run_trains_through_vllm_and_ends_cleanly(world: Path, tmp_path: Path)
     _, errors = resumed.communicate(timeout=200)
     assert resumed.returncode == 0, errors
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
+
+
+def test_evaluation_through_vllm_needs_no_learner(world: Path, tmp_path: Path) -> None:
+    process = graphpo("eval", *run_arguments(world, tmp_path, *SMALL), "--engine", "vllm")
+    out, errors = process.communicate(timeout=200)
+    assert process.returncode == 0 and errors == "", errors
+    assert "8 tasks, 8 trajectories" in out
 
 
 def test_an_interrupt_ends_the_process(world: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What waits, waits beside the sampling: real threads, a policy that counts its passes."""
 
+import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -133,6 +134,60 @@ def test_a_tool_that_cannot_go_on_ends_the_run_with_its_own_error(overlap):
 
     with pytest.raises(ToolError, match="no server for q"):
         scheduler.run([endless(), ask(), ask()])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_tool_with_too_few_or_too_many_results_is_named(overlap, change):
+    class Miscounts(Tool):
+        def run(self, calls):
+            return [ToolResult("x")] * (len(calls) + change)
+
+    tool = Miscounts(None)
+    scheduler = PolicyScheduler(policy_of(), overlap)
+    calls = [scheduler.call(tool, {"query": str(i)}) for i in range(3)]
+    with pytest.raises(ToolError, match=rf"Miscounts.run returned {3 + change} results for 3"):
+        scheduler.run(calls)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_whatever_a_tool_raises_ends_the_run(overlap):
+    def fail(query):
+        raise StopIteration
+
+    scheduler = PolicyScheduler(policy_of(), overlap)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        scheduler.run([scheduler.call(Tool(fail), {"query": "q"})])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_items_of_one_moment_are_given_to_a_function_together_and_never_twice_at_once(overlap):
+    batches, inside = [], threading.Lock()
+
+    def lengths(texts):
+        assert inside.acquire(blocking=False)
+        batches.append(len(texts))
+        inside.release()
+        return [len(text) for text in texts]
+
+    scheduler = PolicyScheduler(policy_of(), overlap)
+
+    async def ask(i):
+        for seed in range(i % 3):
+            await scheduler.sample(request(seed), SAMPLING)
+        return list(await scheduler.together(lengths, ["x" * i, "yy"]))
+
+    assert scheduler.run([ask(i) for i in range(20)]) == [[i, 2] for i in range(20)]
+    assert sum(batches) == 40 and len(batches) <= 3
+
+
+def test_inside_an_event_loop_it_runs_in_a_thread():
+    async def notebook():
+        scheduler = PolicyScheduler(policy_of(), overlap=True)
+        return scheduler.run([scheduler.sample(request(1), SAMPLING)])
+
+    (completion,) = asyncio.run(notebook())
+    assert completion.token_ids == (66, EOS)
 
 
 def test_an_interrupt_does_not_wait_for_a_tool_that_hangs():

@@ -74,17 +74,23 @@ def cached_attention(
 
 
 def grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """[B, H, Q, D] attention of grouped heads by the kernel that fits the device.
+    """[B, H, Q, D] attention of grouped heads by the kernel that fits; causal without a mask.
 
-    One query per row, or a GPU: keys are shared by folding a group's heads into queries (the
-    memory-efficient GPU kernel takes a mask but no groups). Otherwise the CPU kernel groups.
+    With a mask on a GPU, keys are shared by folding a group's heads into queries: the
+    memory-efficient kernel takes a mask but no groups.
     """
-    if query.shape[2] == 1 or query.device.type != "cpu":
+    if mask is not None and query.device.type != "cpu":
         return folded_attention(query, key, value, mask, scaling)
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=True,
     )
 
 
@@ -95,8 +101,8 @@ def folded_attention(
     num_rows, num_heads, num_queries, dim = query.shape
     groups = num_heads // key.shape[1]
     folded = query.reshape(num_rows, key.shape[1], groups * num_queries, dim)
-    folded_mask = mask if num_queries == 1 else mask.repeat(1, 1, groups, 1)
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=folded_mask, scale=scaling)
+    mask = mask if num_queries == 1 else mask.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(query.shape)
 
 

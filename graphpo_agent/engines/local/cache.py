@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from graphpo_agent.engines.local.attention import folded_attention
 
 __all__ = ["KVPool", "KVShape", "Shelf"]
 
@@ -170,8 +171,6 @@ class Shelf:
     ) -> Tensor:
         """Attention of every row's new token to its row, its own key and value written first.
 
-        The query heads that share a key head become queries of one head.
-
         Args:
             layer: whose turn it is.
             queries: [R, H, D] of the new tokens.
@@ -186,14 +185,13 @@ class Shelf:
         all_keys, all_values = self._rows[2 * layer], self._rows[2 * layer + 1]
         all_keys[rows, :, last] = keys
         all_values[rows, :, last] = values
-        out = F.scaled_dot_product_attention(
-            queries.reshape(len(rows), keys.shape[1], -1, queries.shape[2]),
+        return folded_attention(
+            queries[:, :, None],
             all_keys[: len(rows), :, :num_columns],
             all_values[: len(rows), :, :num_columns],
-            attn_mask=self._mask,
-            scale=scaling,
-        )
-        return out.reshape(queries.shape)
+            self._mask,
+            scaling,
+        )[:, :, 0]
 
     def _reserve(self, num_rows: int) -> None:
         held = self._rows.shape[1]

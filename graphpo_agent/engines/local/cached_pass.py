@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from graphpo_agent.engines.local.attention import attention
+from graphpo_agent.engines.local.attention import attention, grouped_attention
 from graphpo_agent.engines.local.cache import KVPool, KVShape, Shelf
 from graphpo_agent.engines.local.contexts import Run
 from graphpo_agent.errors import ModelError
@@ -156,14 +155,8 @@ def kv_shape(model: PreTrainedModel) -> KVShape:
 def _attend(pool: KVPool, layer: int, queries: Tensor, group: _Group, scaling: float) -> Tensor:
     """[tokens of the group, H, D]."""
     keys, values = pool.read(layer, group.slots)
-    out = F.scaled_dot_product_attention(
-        queries[group.queries].transpose(1, 2),
-        keys,
-        values,
-        attn_mask=group.mask,
-        scale=scaling,
-        enable_gqa=True,
-    )
+    own = queries[group.queries].transpose(1, 2)
+    out = grouped_attention(own, keys, values, group.mask, scaling)
     return out.transpose(1, 2).reshape(-1, *queries.shape[1:]).index_select(0, group.picked)
 
 
@@ -194,11 +187,11 @@ def _group(pieces: Sequence[Piece], start: int, pool: KVPool) -> _Group:
     for row, piece in zip(slots, pieces, strict=True):
         row[: piece.num_keys] = piece.run.slots[: piece.num_keys]
     last_seen = (paths - lengths)[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    hidden = np.arange(paths.max()) > last_seen[:, :, None]
-    mask = np.where(hidden, -np.inf, 0.0)[:, None]
+    hidden = pool.tensor(np.arange(paths.max())) > pool.tensor(last_seen)[:, None, :, None]
+    mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=hidden.device)
     return _Group(
         pool.tensor(queries),
         pool.tensor(slots),
-        pool.tensor(mask).to(pool.dtype),
+        mask.masked_fill_(hidden, -torch.inf),
         pool.tensor(np.flatnonzero(columns < lengths[:, None])),
     )

@@ -137,6 +137,8 @@ class LocalEngine:
         assert options is not None, "this engine was made without UpdateOptions"
         self.policy.release()
         trained = [sample for sample in samples if sample.loss_mask.any()]
+        if not trained:
+            return {}
         plan = list(_minibatches(len(trained), step, options))
         recompute = options.old_logprobs == "recompute"
         old = self._old_logprobs(trained, plan[0]) if recompute else _recorded_logprobs(trained)

@@ -1,14 +1,15 @@
 """Attention over one flat row that holds each token once: who attends to whom, computed two ways.
 
-``gathered``: the keys and values of every stretch's path are gathered, and stretches of similar
-length are computed together. ``flex``: one FlexAttention kernel over the whole row, whose block
-mask skips the blocks in which no query sees a key; compiled on a GPU. On a CPU, where FlexAttention
-has no gradient, the same mask is laid out densely.
+``gathered``: keys and values are gathered for every piece of the row (see ``packing``), and pieces
+of similar length are computed together. ``flex``: one FlexAttention kernel over the whole row,
+whose block mask skips the blocks in which no query sees a key; compiled on a GPU. On a CPU, where
+FlexAttention has no gradient, the same mask is laid out densely.
 
 Shapes: H query heads, K key/value heads (H = G K), D head dimension, N tokens of a flat row,
-E stretches of a bucket, Q queries, T keys.
+E pieces of a bucket, Q queries, T keys.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface
@@ -27,7 +29,7 @@ from graphpo_agent.engines.local.attention import (
     grouped_attention,
     no_mask,
 )
-from graphpo_agent.engines.local.packing import Bucket, IntArray, PackedBatch
+from graphpo_agent.engines.local.packing import IntArray, PackedBatch
 
 __all__ = ["FlatKind", "FlexLayout", "GatheredLayout", "flat_layout", "interface_name"]
 
@@ -40,18 +42,21 @@ _BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class GatheredLayout:
-    """Who attends to whom in one flat row of N tokens, stretch by stretch.
+    """Who attends to whom in one flat row of N tokens, bucket by bucket.
 
     Attributes:
-        queries: per bucket [E, Q] positions in the row; padding repeats a valid position.
-        keys: per bucket [E, T] positions in the row of the whole path; padding likewise.
-        masks: per bucket [E, 1, Q, T] additive, 0 where query may see key, -inf elsewhere.
-        order: [N] for every token of the row its place among all buckets' queries, flattened.
+        queries: positions in the row of the queries of all buckets, [E, Q] each, flattened.
+        keys: positions of the keys of all buckets, [E, T] each, flattened.
+        shapes: per bucket E, Q and T.
+        masks: per bucket of blocks [E, 1, Q, T] additive, 0 where a query may see a key, -inf
+            elsewhere; None of runs.
+        order: [N] for every token of the row its place among ``queries``.
     """
 
-    queries: tuple[Tensor, ...]
-    keys: tuple[Tensor, ...]
-    masks: tuple[Tensor, ...]
+    queries: Tensor
+    keys: Tensor
+    shapes: tuple[tuple[int, int, int], ...]
+    masks: tuple[Tensor | None, ...]
     order: Tensor
 
 
@@ -84,9 +89,13 @@ def flat_layout(
     if kind == "flex":
         return FlexLayout(_block_mask(batch.exits, device))
     return GatheredLayout(
-        tuple(torch.from_numpy(bucket.queries).to(device) for bucket in batch.buckets),
-        tuple(torch.from_numpy(bucket.keys).to(device) for bucket in batch.buckets),
-        tuple(_bucket_mask(bucket, dtype, device) for bucket in batch.buckets),
+        _flat([bucket.queries for bucket in batch.buckets], device),
+        _flat([bucket.keys for bucket in batch.buckets], device),
+        tuple((*bucket.queries.shape, bucket.keys.shape[1]) for bucket in batch.buckets),
+        tuple(
+            None if bucket.causal else _additive(bucket.seen(batch.exits), dtype, device)
+            for bucket in batch.buckets
+        ),
         torch.from_numpy(batch.order).to(device),
     )
 
@@ -101,7 +110,7 @@ def gathered_attention(
     flat_layout: GatheredLayout,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of every stretch of a flat row to the gathered tokens of its own path.
+    """Attention of every piece of a flat row to the gathered tokens of its path and to itself.
 
     Args:
         module: the attention layer (unused; the interface passes it).
@@ -122,18 +131,17 @@ def gathered_attention(
     check_plain(extras)
     # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
     queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-    outputs = []
-    for q_index, k_index, mask in zip(
-        flat_layout.queries, flat_layout.keys, flat_layout.masks, strict=True
-    ):
-        out = grouped_attention(
-            _gather(queries, q_index),
-            _gather(keys, k_index),
-            _gather(values, k_index),
-            mask,
-            scaling,
+    shapes = flat_layout.shapes
+    outputs = [
+        grouped_attention(q, k, v, mask, scaling).transpose(1, 2).flatten(0, 1)
+        for q, k, v, mask in zip(
+            _gather(queries, flat_layout.queries, [(e, q) for e, q, _ in shapes]),
+            _gather(keys, flat_layout.keys, [(e, t) for e, _, t in shapes]),
+            _gather(values, flat_layout.keys, [(e, t) for e, _, t in shapes]),
+            flat_layout.masks,
+            strict=True,
         )
-        outputs.append(out.transpose(1, 2).reshape(-1, *queries.shape[1:]))
+    ]
     return torch.cat(outputs).index_select(0, flat_layout.order)[None], None
 
 
@@ -167,20 +175,23 @@ def _compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def _gather(rows: Tensor, index: Tensor) -> Tensor:
-    """[N, H, D] rows at [E, L] positions, as [E, H, L, D]."""
-    num_stretches, length = index.shape
-    picked = rows.index_select(0, index.reshape(-1))
-    return picked.view(num_stretches, length, *rows.shape[1:]).transpose(1, 2)
+def _gather(rows: Tensor, index: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """[N, H, D] rows at flattened positions, as [E, H, L, D] for every (E, L)."""
+    parts = rows.index_select(0, index).split([count * length for count, length in shapes])
+    return [
+        part.view(count, length, *rows.shape[1:]).transpose(1, 2)
+        for part, (count, length) in zip(parts, shapes, strict=True)
+    ]
 
 
-def _bucket_mask(bucket: Bucket, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[E, 1, Q, T] additive: query i of a stretch sees its path up to itself."""
-    before = torch.from_numpy(bucket.path_lengths - bucket.own_lengths).to(device)
-    last_seen = before[:, None] + torch.arange(bucket.queries.shape[1], device=device)
-    columns = torch.arange(bucket.keys.shape[1], device=device)
-    hidden = columns > last_seen[:, None, :, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+def _flat(arrays: Sequence[IntArray], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device)
+
+
+def _additive(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[E, 1, Q, T] 0 where ``seen`` [E, Q, T], else -inf."""
+    mask = torch.zeros(seen.shape, dtype=dtype)
+    return mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)[:, None].to(device)
 
 
 def _block_mask(exits: IntArray, device: torch.device) -> BlockMask:

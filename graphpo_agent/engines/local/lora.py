@@ -4,7 +4,7 @@ Only the adapters are trained; sampling uses the adapted weights because it uses
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from graphpo_agent.engines.local.model import output_head
 from graphpo_agent.errors import ConfigError, RunError
 
 __all__ = [
@@ -50,14 +51,18 @@ class LoraOptions:
 def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedModel:
     """Freeze the weights and add adapters that change nothing yet; the model itself is changed.
 
+    The adapters are in float32 or more, whatever the weights are: smaller updates would round away.
+
     Raises:
-        ConfigError: peft is not installed, or the model has no such layers.
+        ConfigError: peft is not installed, or the model has no such layers, or they are its output
+            head or share its weights.
     """
     try:
         from peft import LoraConfig
     except ImportError:
         raise ConfigError("model.lora needs peft; run pip install 'graphpo-agent[lora]'") from None
     names = options.target_modules
+    _check_targets(model, names or ())
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType] (floats work as well)
@@ -71,7 +76,23 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model.lora does not fit {model.name_or_path}: {reason}") from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            parameter.data = parameter.data.to(dtype)
     return model.eval()
+
+
+def _check_targets(model: PreTrainedModel, names: Collection[str]) -> None:
+    """Refuse the output head and embeddings tied to it: merged, the two would differ."""
+    head = output_head(model)
+    for path, module in model.named_modules():
+        last = path.rpartition(".")[2]
+        if last in names and (module is head or getattr(module, "weight", None) is head.weight):
+            raise ConfigError(
+                f"model.lora.target_modules: {last} of {model.name_or_path} is the output head or "
+                "tied to it and cannot be adapted; leave it out"
+            )
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
@@ -101,7 +122,8 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     for name, module in model.named_modules():
         if isinstance(module, (Linear, Embedding)):
             delta = module.get_delta_weight("default").detach()
-            weights[f"{name}.weight"] = weights[f"{name}.weight"] + delta
+            base = weights[f"{name}.weight"]
+            weights[f"{name}.weight"] = (base + delta).to(base.dtype)
     return weights
 
 

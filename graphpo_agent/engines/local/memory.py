@@ -1,6 +1,6 @@
 """How much memory a run needs, from the model's sizes and the options; no tensor is made.
 
-Two phases take turns: sampling (keys and values) and the update (gradients, activations, logits).
+There are two phases: sampling (keys and values) and the update (gradients, activations, logits).
 What is saved for the backward pass is counted layer by layer as transformers' plain decoder layers
 (Llama, Qwen) save it.
 """
@@ -41,6 +41,8 @@ class ModelSizes:
         key_width: key/value heads times their dimension.
         vocabulary: rows of the output head.
         itemsize: bytes of one weight.
+        cast_bytes: of the inputs of all adapters of one token, where they are converted to a
+            precision higher than the weights'.
     """
 
     weight_bytes: int
@@ -52,29 +54,34 @@ class ModelSizes:
     key_width: int
     vocabulary: int
     itemsize: int
+    cast_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateSizes:
     """The numbers of an update and of the graphs that it learns from.
 
-    Example: ``UpdateSizes(max_tokens=4096, edge_tokens=16, path_tokens=80)``.
+    Example: ``UpdateSizes(max_tokens=4096, block_tokens=64, path_tokens=300)``.
 
     Attributes:
         max_tokens: tokens of one flat row.
-        edge_tokens: tokens of a stretch without a branch.
-        path_tokens: tokens from the prompt's start to a stretch's end, on average.
+        block_tokens: tokens of a block of a row (see ``packing``).
+        path_tokens: tokens of the path before a block, on average.
         reference: whether a copy of the weights is kept for a KL term.
         offload: whether the optimiser's state leaves the device for the sampling.
-        sampler_bytes: keys and values that the sampler may hold.
+        sampler_bytes: what the sampler may hold beside ``sampled_tokens``.
+        sampled_tokens: tokens whose keys and values the sampler keeps until the end of a step.
+        sampler_stays: whether the sampler keeps its memory during the update.
     """
 
     max_tokens: int
-    edge_tokens: int
+    block_tokens: int
     path_tokens: int
     reference: bool = False
     offload: bool = False
     sampler_bytes: int = 0
+    sampled_tokens: int = 0
+    sampler_stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,8 @@ class MemoryEstimate:
         optimizer: AdamW's two moments.
         activations: saved for the backward pass of one flat row.
         logits: held at once.
-        sampler: keys and values.
-        total: the larger of the two phases.
+        sampler: keys and values, and the weights of a sampler that has its own.
+        total: the larger of the two phases, or where the sampler stays what they hold together.
     """
 
     weights: int
@@ -121,11 +128,11 @@ class MemoryEstimate:
         advice = {
             "activations": "lower update.max_tokens_per_batch or set update.gradient_checkpointing",
             "logits": "lower update.max_tokens_per_batch",
-            "sampler": "lower engine.max_batch_gib",
+            "sampler": "lower train.prompts_per_step or what engine lets the sampler hold",
             "reference": "set update.kl_coefficient to 0 or model.lora",
             "optimizer": "set model.lora, or use a smaller model",
             "gradients": "set model.lora, or use a smaller model",
-            "weights": "set model.dtype to bfloat16, or use a smaller model",
+            "weights": "set model.lora with model.dtype bfloat16, or use a smaller model",
         }
         return advice[max(advice, key=lambda name: getattr(self, name))]
 
@@ -136,16 +143,19 @@ def estimate_memory(
     """What a run needs at its peak.
 
     Weights, gradients and optimiser state are exact; activations are an estimate: a graph's shape
-    decides how often its prefixes are gathered.
+    decides how often its prefixes are gathered. So are the sampler's keys and values: paths end
+    early, and the memory that they are kept in grows by doubling.
     """
     weights = model.weight_bytes
     reference = weights if update.reference else 0
     gradients = model.trained_bytes
     optimizer = 2 * gradients
     activations = _activations(model, update, compute)
-    logits = _logits(model, update)
+    logits = _logits(model, update, compute)
+    sampler = update.sampler_bytes + update.sampled_tokens * _token_bytes(model, compute)
     updating = gradients + optimizer + activations + logits
-    sampling = update.sampler_bytes + (0 if update.offload else optimizer)
+    updating += sampler if update.sampler_stays else 0
+    sampling = sampler + (0 if update.offload else optimizer)
     return MemoryEstimate(
         weights,
         reference,
@@ -153,7 +163,7 @@ def estimate_memory(
         optimizer,
         activations,
         logits,
-        update.sampler_bytes,
+        sampler,
         weights + reference + max(updating, sampling),
     )
 
@@ -167,29 +177,46 @@ def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions
     """
     stream = 4 * model.hidden * model.itemsize
     gathered = compute.attention == "gathered"
-    times = update.path_tokens / update.edge_tokens if gathered else 1.0
+    seen = update.path_tokens + update.block_tokens if gathered else 0
+    times = seen / update.block_tokens if gathered else 1.0
     products = 2 * model.hidden + 3 * model.query_width + 4 * model.intermediate
-    itemsize = 2 if compute.autocast else model.itemsize
+    itemsize = _product_bytes(model, compute)
     layer = stream + int((products + 2 * model.key_width * times) * itemsize)
+    layer += model.cast_bytes // model.layers
     inputs = model.hidden * model.itemsize
     kept = (
         model.layers * inputs + layer if compute.checkpoint_layers else model.layers * layer
     ) + 3 * inputs
-    seen = update.path_tokens if gathered else 0
     copies = model.weight_bytes // 2 if compute.autocast else 0
     return update.max_tokens * (kept + seen * itemsize) + copies
 
 
-def _logits(model: ModelSizes, update: UpdateSizes) -> int:
-    """Logits, their log-softmax, its exponential and the gradient, in float32 or more."""
+def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
+    """Logits and probabilities in float32 or more, beside bfloat16 logits where there are any.
+
+    At a temperature other than 1 the forward pass holds the logits twice for a moment.
+    """
     rows = min(update.max_tokens, max(1, MAX_LOGITS // model.vocabulary))
-    return 4 * rows * model.vocabulary * max(model.itemsize, _MASTER_BYTES)
+    product = _product_bytes(model, compute)
+    rounded = product if product < _MASTER_BYTES else 0
+    return rows * model.vocabulary * (2 * max(product, _MASTER_BYTES) + rounded)
+
+
+def _token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
+    """Keys and values of one token, in all layers."""
+    return 2 * model.layers * model.key_width * _product_bytes(model, compute)
+
+
+def _product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
+    """Of one number that a matrix product gives."""
+    return 2 if compute.autocast else model.itemsize
 
 
 def model_sizes(model: PreTrainedModel) -> ModelSizes:
     """The sizes of a model; one on the ``meta`` device will do."""
     config = model.config
     parameters = list(model.parameters())
+    itemsize = parameters[0].element_size()
     heads = config.num_attention_heads
     values = config.to_dict()
     head_dim = values.get("head_dim") or config.hidden_size // heads
@@ -202,19 +229,32 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
         query_width=heads * head_dim,
         key_width=(values.get("num_key_value_heads") or heads) * head_dim,
         vocabulary=config.vocab_size,
-        itemsize=parameters[0].element_size(),
+        itemsize=itemsize,
+        cast_bytes=sum(
+            p.shape[1] * p.element_size()
+            for name, p in model.named_parameters()
+            if ".lora_A." in name and p.element_size() > itemsize
+        ),
     )
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU or, for a CPU, in the machine."""
+def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that are free on a GPU or, for a CPU, in the machine.
+
+    A container's limit (cgroup v2) is respected; its cached files count as used.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return int(rows["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if not meminfo.exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(rows["MemAvailable"].split()[0]) * 1024
+    limit = cgroup / "memory.max"
+    if not limit.exists() or limit.read_text().strip() == "max":
+        return free
+    used = int((cgroup / "memory.current").read_text())
+    return min(free, max(0, int(limit.read_text()) - used))
 
 
 def _readable(num_bytes: int) -> str:

@@ -1,12 +1,18 @@
 """Rollout graphs as flat rows that hold every token once.
 
 Each direct edge is trained once, however many paths run through it (Algorithm 1, stage 4).
-The tokens of a graph are cut into *stretches*: maximal runs without a branch, of bounded length.
-A stretch attends to the tokens of its own path only; stretches of similar length are computed
-together as one bucket. All index building is array arithmetic over whole rows.
+A row is in depth-first order. Its attention is computed in pieces of two kinds:
 
-Shapes: N tokens of a row, M trained tokens of a row, S stretches, E stretches of a bucket,
-Q longest stretch and T longest path of a bucket.
+* a *run*, consecutive tokens of one path that are at least as long as what comes before them:
+  plain causal attention over the whole path, of which the run's part counts;
+* a *block*, some consecutive tokens of whatever edges. In depth-first order they attend to two
+  things only, the path to the first of them and themselves, through a mask.
+
+Pieces of similar length are computed together as one bucket. All index building is array arithmetic
+over whole rows.
+
+Shapes: N tokens of a row, M trained tokens of a row, E pieces of a bucket, Q queries and T keys of
+a piece.
 """
 
 from collections.abc import Sequence
@@ -18,41 +24,61 @@ from numpy.typing import NDArray
 from graphpo_agent.engines.local.parts import Part, cut, whole
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["MAX_STRETCH", "Bucket", "PackedBatch", "pack", "ranges"]
+__all__ = ["Bucket", "PackedBatch", "block_length", "pack", "ranges"]
 
 IntArray = NDArray[np.int64]
 
-MAX_STRETCH = 128
-"""Longer stretches are cut: half of a stretch's own attention square is masked and lost."""
+_SHORTEST_RUN = 128
 _LENGTH_RATIO = 1.5
 """Lengths within one bucket differ by at most about this factor."""
 _MAX_BUCKET = 2**22
-"""Stretches times queries times keys of one bucket; bounds its mask and gathered keys."""
+"""Pieces times queries times keys of one bucket; bounds its mask and gathered keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Stretches of similar length.
+    """Pieces of similar length.
 
-    Example: the stretches ``[7]`` and ``[8, 9]`` behind the prompt ``[5, 6]`` of a flat row
-    ``[5, 6, 7, 8, 9]``::
+    Example: the block ``[3, 4]`` behind the path ``[0, 1]``, beside the longer ``[5, 6, 7]`` behind
+    ``[0]``, of a row of eight tokens::
 
-        queries      = [[2, 2], [3, 4]]              # the first row is padded
-        keys         = [[0, 1, 2, 2], [0, 1, 3, 4]]
-        own_lengths  = [1, 2]
-        path_lengths = [3, 4]
+        queries      = [[3, 4, 4], [5, 6, 7]]
+        keys         = [[0, 1, 3, 4, 4], [0, 0, 5, 6, 7]]
+        path_lengths = [2, 1]
+        own_lengths  = [2, 3]
+        causal       = False
 
     Attributes:
-        queries: [E, Q] positions in the flat row; padded with the stretch's last.
-        keys: [E, T] positions of the whole path, its own tokens last; padded with the last.
-        own_lengths: [E] tokens of the stretch.
-        path_lengths: [E] tokens from the start of the prompt to the end of the stretch.
+        queries: [E, Q] positions in the row, padded with the piece's last; of runs those of the
+            whole path.
+        keys: [E, T] positions in the row: the path before the piece, then the piece, padded with
+            its last. Of blocks the path is right-aligned, so that all blocks start in one column,
+            and padded with position 0. Of runs the same as ``queries``.
+        path_lengths: [E] tokens of the path before the piece.
+        own_lengths: [E] tokens of the piece.
+        causal: whether these are runs.
     """
 
     queries: IntArray
     keys: IntArray
-    own_lengths: IntArray
     path_lengths: IntArray
+    own_lengths: IntArray
+    causal: bool
+
+    def own(self) -> NDArray[np.bool_]:
+        """[E, Q] which queries are the piece's own."""
+        first = self.path_lengths[:, None] if self.causal else 0
+        columns = np.arange(self.queries.shape[1])
+        return (columns >= first) & (columns < first + self.own_lengths[:, None])
+
+    def seen(self, exits: IntArray) -> NDArray[np.bool_]:
+        """[E, Q, T] whether a query of a block sees a key; ``exits`` is the row's."""
+        queries, keys = self.queries[:, :, None], self.keys[:, None]
+        before = self.keys.shape[1] - self.queries.shape[1]
+        columns = np.arange(self.keys.shape[1])
+        real = columns >= before - self.path_lengths[:, None]
+        real &= columns < before + self.own_lengths[:, None]
+        return (keys <= queries) & (queries < exits[keys]) & real[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +88,8 @@ class PackedBatch:
     Attributes:
         token_ids: [N].
         position_ids: [N] place of each token on its path.
-        buckets: who attends to whom; every token is a query of exactly one bucket.
-        order: [N] place of each token among the padded queries of all buckets, flattened.
+        buckets: who attends to whom; every token is an own query of exactly one bucket.
+        order: [N] place of each token among the queries of all buckets, flattened.
         exits: [N] the row is in depth-first order: token j is on the path of token i if and only
             if ``j <= i < exits[j]``.
         target_ids: [M] the trained tokens; a leaf's last is no part of the row.
@@ -134,7 +160,6 @@ class _Forest:
         starts: [nodes] path tokens before each node.
         enters: [nodes] where in the row its tokens start; its descendants' follow.
         exits: [nodes] where in the row they end, its descendants' included.
-        joined: [nodes] whether a node goes on without a branch where its parent ends.
     """
 
     parent: IntArray
@@ -142,7 +167,6 @@ class _Forest:
     starts: IntArray
     enters: IntArray
     exits: IntArray
-    joined: NDArray[np.bool_]
 
 
 def _forest(parent: IntArray, lengths: IntArray) -> _Forest:
@@ -164,9 +188,7 @@ def _forest(parent: IntArray, lengths: IntArray) -> _Forest:
     enters[order] = before - before[new_family][np.cumsum(new_family) - 1]
     for level in levels[1:]:
         enters[level] += enters[parent[level]] + lengths[parent[level]]
-    followers = np.bincount(parent[(parent >= 0) & (lengths > 0)], minlength=len(parent))
-    joined = (parent >= 0) & (followers[parent] == 1)
-    return _Forest(parent, lengths, starts, enters, enters + subtree, joined)
+    return _Forest(parent, lengths, starts, enters, enters + subtree)
 
 
 def _pack_row(parts: Sequence[Part], token_ids: IntArray) -> PackedBatch:
@@ -184,9 +206,7 @@ def _pack_row(parts: Sequence[Part], token_ids: IntArray) -> PackedBatch:
     position = forest.starts[node] + within
     predictors = _before(forest, owner, trained - first[owner])
     assert (predictors >= 0).all(), "the first token of a prompt cannot be trained"
-    buckets, order = _buckets(
-        _stretch_starts(forest, node, within), position, _before(forest, node, within)
-    )
+    buckets, order = _buckets(forest, node, position, _before(forest, node, within))
     return PackedBatch(
         token_ids[first[node] + within],
         position,
@@ -206,66 +226,94 @@ def _before(forest: _Forest, node: IntArray, within: IntArray) -> IntArray:
     return np.where(within > 0, forest.enters[node] + within - 1, last_of_parent)
 
 
-def _stretch_starts(forest: _Forest, node: IntArray, within: IntArray) -> IntArray:
-    """[S + 1] the places in the row where stretches start, the row's length last."""
-    begins = np.flatnonzero((within == 0) & ~forest.joined[node])
-    lengths = np.diff(begins, append=len(node))
-    pieces = -(-lengths // MAX_STRETCH)
-    starts = np.repeat(begins, pieces) + MAX_STRETCH * ranges(pieces)
-    return np.append(starts, len(node))
+def block_length(mean_path: float) -> int:
+    """Tokens of a block, for paths of this many tokens.
+
+    Longer blocks gather fewer keys and mask more products: about a quarter of a path is best.
+    """
+    return int(2 ** np.clip(np.round(np.log2(mean_path / 4.0)), 6, 8))
 
 
 def _buckets(
-    starts: IntArray, position: IntArray, previous: IntArray
+    forest: _Forest, node: IntArray, position: IntArray, previous: IntArray
 ) -> tuple[tuple[Bucket, ...], IntArray]:
-    """Group the stretches of a flat row; all arguments are in the row's order."""
-    first = starts[:-1]
-    own = np.diff(starts)
-    path = position[first] + own
-    stretch = np.repeat(np.arange(len(own)), own)
-    before = previous[first]
-    parent = np.where(before >= 0, stretch[before], -1)
+    """Cut a row into pieces and group them; the last three are [N]."""
+    first, own, causal = _pieces(position, previous)
+    paths = position[first]
     buckets = []
-    order = np.empty(len(position), np.int64)
-    padded = 0
-    for members in _groups(own, path):
-        bucket = _bucket(members, first, own, path, parent)
+    order = np.empty(len(node), np.int64)
+    done = 0
+    for members in _groups(paths, own, causal):
+        bucket = _bucket(
+            forest, node[first[members]], first[members], own[members], bool(causal[members[0]])
+        )
         buckets.append(bucket)
-        num_queries = bucket.queries.shape[1]
-        rows = np.repeat(np.arange(len(members)), own[members])
-        columns = ranges(own[members])
-        order[bucket.queries[rows, columns]] = padded + rows * num_queries + columns
-        padded += bucket.queries.size
+        counts = bucket.own()
+        order[bucket.queries[counts]] = done + np.flatnonzero(counts)
+        done += bucket.queries.size
     return tuple(buckets), order
 
 
-def _groups(own: IntArray, path: IntArray) -> list[IntArray]:
-    """Stretches of similar own and path length, within the size of a bucket."""
-    scale = np.log(_LENGTH_RATIO)
-    classes = np.stack([np.ceil(np.log(own) / scale), np.ceil(np.log(path) / scale)])
-    _, label = np.unique(classes, axis=1, return_inverse=True)
+def _pieces(position: IntArray, previous: IntArray) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
+    """Where the pieces of a row start, how many tokens they have, and which are runs."""
+    num_tokens = len(position)
+    starts = np.union1d([0], np.flatnonzero(previous != np.arange(-1, num_tokens - 1)))
+    lengths = np.diff(starts, append=num_tokens)
+    is_run = lengths >= np.maximum(position[starts], _SHORTEST_RUN)
+    # What lies between two runs is one stretch, to be cut into blocks.
+    begins = is_run | np.concatenate([[True], is_run[:-1]])
+    starts, is_run = starts[begins], is_run[begins]
+    lengths = np.diff(starts, append=num_tokens)
+    size = np.where(is_run, lengths, block_length(float(position.mean()) + 1.0))
+    counts = -(-lengths // size)
+    within = ranges(counts) * np.repeat(size, counts)
+    own = np.minimum(np.repeat(size, counts), np.repeat(lengths, counts) - within)
+    return np.repeat(starts, counts) + within, own, np.repeat(is_run, counts)
+
+
+def _groups(paths: IntArray, own: IntArray, causal: NDArray[np.bool_]) -> list[IntArray]:
+    """Pieces of one kind and similar length, within the size of a bucket."""
+    length = np.where(causal, paths + own, paths + own.max())
+    label = np.ceil(np.log(length) / np.log(_LENGTH_RATIO)) + 1000 * causal
     groups = []
-    for number in range(label.max() + 1):
+    for number in np.unique(label):
         members = np.flatnonzero(label == number)
-        largest = max(1, _MAX_BUCKET // int(own[members].max() * path[members].max()))
+        keys = int(length[members].max())
+        queries = keys if causal[members[0]] else int(own[members].max())
+        largest = max(1, _MAX_BUCKET // (queries * keys))
         groups += [members[i : i + largest] for i in range(0, len(members), largest)]
     return groups
 
 
 def _bucket(
-    members: IntArray, first: IntArray, own: IntArray, path: IntArray, parent: IntArray
+    forest: _Forest, node: IntArray, first: IntArray, own: IntArray, causal: bool
 ) -> Bucket:
-    """The index arrays of one bucket; paths are filled from the stretch upwards."""
-    own_lengths, path_lengths = own[members], path[members]
-    last = first[members] + own_lengths - 1
-    queries = np.minimum(first[members][:, None] + np.arange(own_lengths.max()), last[:, None])
-    keys = np.repeat(last[:, None], path_lengths.max(), axis=1)
-    rows = np.arange(len(members))
-    stretch = members
+    """The pieces of ``own`` tokens that start at ``first``, at tokens of ``node``."""
+    paths = forest.starts[node] + first - forest.enters[node]
+    before = _paths(forest, node, paths)
+    columns = np.arange(int(own.max()))
+    queries = first[:, None] + np.minimum(columns, own[:, None] - 1)
+    keys = np.concatenate([before, queries], axis=1)
+    if causal:  # left-aligned: what a row lacks in front is padding behind
+        shift = before.shape[1] - paths[:, None] + np.arange(keys.shape[1])
+        keys = np.take_along_axis(keys, np.minimum(shift, keys.shape[1] - 1), axis=1)
+        longest = int((paths + own).max())
+        queries = keys = np.ascontiguousarray(keys[:, :longest])
+    return Bucket(queries, keys, paths, own, causal)
+
+
+def _paths(forest: _Forest, node: IntArray, lengths: IntArray) -> IntArray:
+    """[E, longest] positions of the ``lengths`` path tokens before some token of ``node``.
+
+    Right-aligned; filled node by node, upwards.
+    """
+    longest = int(lengths.max())
+    before = np.zeros((len(node), longest), np.int64)
+    rows, ends = np.arange(len(node)), lengths
     while len(rows):
-        lengths = own[stretch]
-        offsets = ranges(lengths)
-        columns = np.repeat(path[stretch] - lengths, lengths) + offsets
-        keys[np.repeat(rows, lengths), columns] = np.repeat(first[stretch], lengths) + offsets
-        rows, stretch = rows[parent[stretch] >= 0], parent[stretch][parent[stretch] >= 0]
-    return Bucket(queries, keys, own_lengths, path_lengths)
+        own = ends - forest.starts[node]
+        columns = np.repeat(longest - lengths[rows] + forest.starts[node], own) + ranges(own)
+        before[np.repeat(rows, own), columns] = np.repeat(forest.enters[node], own) + ranges(own)
+        ends, node = forest.starts[node], forest.parent[node]
+        rows, ends, node = rows[node >= 0], ends[node >= 0], node[node >= 0]
+    return before

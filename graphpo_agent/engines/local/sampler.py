@@ -159,7 +159,7 @@ class LocalPolicy:
         self._pool.clear()
         for shelf in self._shelves.values():
             shelf.drop(np.ones(len(shelf.members), np.bool_))
-        if self._shape.device.type != "cpu":  # the update needs the memory; a CPU's is swapped
+        if self._shape.device.type != "cpu":  # where the update needs the memory
             self._pool = KVPool(self._shape)
             self._shelves = {}
         self._reset()
