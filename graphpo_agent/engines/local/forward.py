@@ -26,7 +26,7 @@ from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["MAX_LOGITS", "TokenScores", "check_flat_layout", "flat_passes", "score_tokens"]
 
-MAX_LOGITS = 2**24
+MAX_LOGITS = 2**26
 """Logits held at once; a longer row is done in blocks whose logits are computed twice."""
 
 
