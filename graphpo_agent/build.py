@@ -33,18 +33,10 @@ from graphpo_agent.config import (
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
-from graphpo_agent.engines.local.memory import (
-    MemoryEstimate,
-    UpdateSizes,
-    estimate_memory,
-    free_memory,
-    model_sizes,
-)
 from graphpo_agent.engines.local.model import (
     check_vocabulary,
     load_model,
     model_without_weights,
-    usable_device,
 )
 from graphpo_agent.engines.local.options import (
     ComputeOptions,
@@ -52,13 +44,11 @@ from graphpo_agent.engines.local.options import (
     OptimizerOptions,
     UpdateOptions,
 )
-from graphpo_agent.engines.local.packing import block_length
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.graphpo import GraphPO
@@ -83,8 +73,9 @@ __all__ = [
     "build_sampling",
     "build_sft_engine",
     "check_precision",
-    "describe_memory",
-    "memory_of",
+    "compute_options",
+    "device_of",
+    "gib",
 ]
 
 
@@ -127,7 +118,7 @@ def build_engine(config: RunConfig) -> Engine:
     """
     check_precision(config.model)
     if isinstance(config.engine, LocalEngineConfig):
-        return _learner(config, _gib(config.engine.max_batch_gib))
+        return _learner(config, gib(config.engine.max_batch_gib))
     options = _vllm_options(config.engine, config.model)
     require_vllm(options)
     learner = _learner(config)
@@ -140,9 +131,9 @@ def build_policy(config: RunConfig) -> Policy:
     path, engine = config.model.path, config.engine
     dtype = getattr(torch, config.model.dtype)
     if isinstance(engine, LocalEngineConfig):
-        model, tokenizer = load_model(path, dtype, _device(config.model)), HfTokenizer.load(path)
+        model, tokenizer = load_model(path, dtype, device_of(config.model)), HfTokenizer.load(path)
         check_vocabulary(model, tokenizer)
-        return LocalPolicy(model, tokenizer, _gib(engine.max_batch_gib), config.model.autocast)
+        return LocalPolicy(model, tokenizer, gib(engine.max_batch_gib), config.model.autocast)
     options = _vllm_options(engine, config.model)
     require_vllm(options)
     tokenizer = HfTokenizer.load(path)
@@ -187,7 +178,7 @@ def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
         replace(_optimizer_options(update), offload=update.offload_optimizer),
         updating=updating,
         max_batch_bytes=max_batch_bytes,
-        compute=_compute(config),
+        compute=compute_options(config),
     )
 
 
@@ -207,89 +198,19 @@ def build_sft_engine(config: SftConfig) -> LocalEngine:
     )
 
 
-def describe_memory(config: RunConfig) -> list[str]:
-    """Two or three lines: the memory that training needs and whether it is there.
-
-    Raises:
-        ModelError: there is no model.
-    """
-    device = usable_device(_device(config.model))
-    return memory_of(config).lines(free_memory(device), device.type)
-
-
-def memory_of(config: RunConfig) -> MemoryEstimate:
-    """The memory that training needs; loads no weights.
-
-    The prompts' own tokens are not counted, as their length is not known yet, nor is evaluation.
-
-    Raises:
-        ModelError: there is no model.
-    """
-    mode, update = config.mode, config.update
-    model = model_without_weights(config.model.path, getattr(torch, config.model.dtype))
-    if config.model.lora is not None:
-        add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
-    device, sizes = usable_device(_device(config.model)), model_sizes(model)
-    on_cpu, path = device.type == "cpu", max(1, mode.max_response_tokens // 2)
-    if isinstance(config.engine, LocalEngineConfig):
-        held = _gib(config.engine.max_batch_gib)
-        kept = config.train.prompts_per_step * _graph_tokens(config)
-    else:
-        held, kept = _vllm_bytes(config.engine, sizes.weight_bytes, device), 0
-    needs = UpdateSizes(
-        max_tokens=update.max_tokens_per_batch,
-        block_tokens=block_length(path),
-        path_tokens=path,
-        reference=update.kl_coefficient > 0 and config.model.lora is None,
-        offload=update.offload_optimizer and not on_cpu,
-        sampler_bytes=held,
-        sampled_tokens=kept,
-        sampler_stays=on_cpu or config.engine.kind == "vllm",
-    )
-    return estimate_memory(sizes, needs, _compute(config))
-
-
-def _vllm_bytes(engine: VllmEngineConfig, weight_bytes: int, device: torch.device) -> int:
-    """What vLLM holds: its own weights, keys and values."""
-    if device.type == "cpu":
-        return weight_bytes + _gib(engine.kv_cache_gib)
-    return int(engine.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
-
-
-def _graph_tokens(config: RunConfig) -> int:
-    """The most tokens that one graph can have, its prompt left out: every edge at its limit."""
-    mode, method, state = config.mode, config.method, config.state
-    if isinstance(mode, SegmentMode):
-        sampled, observed = mode.segment_length, 0
-        layers = -(-mode.max_response_tokens // sampled)
-    else:
-        sampled, observed = mode.max_turn_tokens, mode.max_observation_tokens
-        layers = mode.max_turns
-    grpo = isinstance(method, GrpoMethod)
-    schedule, limit = ((method.group_size,), None) if grpo else (method.schedule, method.max_tokens)
-    edges, width = 0, 1
-    for layer in range(1, layers + 1):
-        if limit is not None and edges * sampled >= limit:
-            break
-        width *= branching_at(schedule, layer)
-        edges += width
-    tokens = min(edges * (sampled + observed), width * mode.max_response_tokens)
-    if isinstance(state, SummaryState) and not isinstance(method, GrpoMethod):
-        tokens += edges * state.max_summary_tokens
-    return tokens
-
-
-def _gib(count: float) -> int:
+def gib(count: float) -> int:
     """In bytes."""
     return int(count * 2**30)
 
 
-def _compute(config: RunConfig) -> ComputeOptions:
+def compute_options(config: RunConfig) -> ComputeOptions:
+    """How passes are computed."""
     update = config.update
     return ComputeOptions(update.attention, config.model.autocast, update.gradient_checkpointing)
 
 
-def _device(config: ModelConfig) -> str:
+def device_of(config: ModelConfig) -> str:
+    """The device's name, ``auto`` resolved."""
     if config.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return config.device
@@ -305,7 +226,7 @@ def _optimizer_options(config: UpdateConfig | SftConfig) -> OptimizerOptions:
 
 
 def _model(config: ModelConfig, seed: int) -> PreTrainedModel:
-    model = load_model(config.path, getattr(torch, config.dtype), _device(config))
+    model = load_model(config.path, getattr(torch, config.dtype), device_of(config))
     if config.lora is None:
         return model
     torch.manual_seed(seed)  # of the adapters' first factors; the second ones are 0

@@ -14,7 +14,6 @@ from graphpo_agent.build import (
     build_sampling,
     build_sft_engine,
     check_precision,
-    describe_memory,
 )
 from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
@@ -24,6 +23,7 @@ from graphpo_agent.evals.heldout import evaluate
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.memory import describe_memory
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from graphpo_agent.build import memory_of
 from graphpo_agent.config import RunConfig, load_config
 from graphpo_agent.engines.local.cache import KVPool
 from graphpo_agent.engines.local.cached_pass import kv_shape
@@ -25,6 +24,7 @@ from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.memory import memory_of
 from tests.worlds import run_arguments
 
 GIB = 2**30

@@ -1,0 +1,98 @@
+"""What a configuration will need of the machine's memory, before anything is loaded."""
+
+import torch
+
+from graphpo_agent.build import compute_options, device_of, gib
+from graphpo_agent.config import (
+    GrpoMethod,
+    LocalEngineConfig,
+    RunConfig,
+    SegmentMode,
+    SummaryState,
+    VllmEngineConfig,
+)
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
+from graphpo_agent.engines.local.memory import (
+    MemoryEstimate,
+    UpdateSizes,
+    estimate_memory,
+    free_memory,
+    model_sizes,
+)
+from graphpo_agent.engines.local.model import model_without_weights, usable_device
+from graphpo_agent.engines.local.packing import block_length
+from graphpo_agent.graph.budget import branching_at
+
+__all__ = ["describe_memory", "memory_of"]
+
+
+def describe_memory(config: RunConfig) -> list[str]:
+    """Two or three lines: the memory that training needs and whether it is there.
+
+    Raises:
+        ModelError: there is no model.
+    """
+    device = usable_device(device_of(config.model))
+    return memory_of(config).lines(free_memory(device), device.type)
+
+
+def memory_of(config: RunConfig) -> MemoryEstimate:
+    """The memory that training needs; loads no weights.
+
+    The prompts' own tokens are not counted, as their length is not known yet, nor is evaluation.
+
+    Raises:
+        ModelError: there is no model.
+    """
+    mode, update = config.mode, config.update
+    model = model_without_weights(config.model.path, getattr(torch, config.model.dtype))
+    if config.model.lora is not None:
+        add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
+    device, sizes = usable_device(device_of(config.model)), model_sizes(model)
+    on_cpu, path = device.type == "cpu", max(1, mode.max_response_tokens // 2)
+    if isinstance(config.engine, LocalEngineConfig):
+        held = gib(config.engine.max_batch_gib)
+        kept = config.train.prompts_per_step * _graph_tokens(config)
+    else:
+        held, kept = _vllm_bytes(config.engine, sizes.weight_bytes, device), 0
+    needs = UpdateSizes(
+        max_tokens=update.max_tokens_per_batch,
+        block_tokens=block_length(path),
+        path_tokens=path,
+        reference=update.kl_coefficient > 0 and config.model.lora is None,
+        offload=update.offload_optimizer and not on_cpu,
+        sampler_bytes=held,
+        sampled_tokens=kept,
+        sampler_stays=on_cpu or config.engine.kind == "vllm",
+    )
+    return estimate_memory(sizes, needs, compute_options(config))
+
+
+def _vllm_bytes(engine: VllmEngineConfig, weight_bytes: int, device: torch.device) -> int:
+    """What vLLM holds: its own weights, keys and values."""
+    if device.type == "cpu":
+        return weight_bytes + gib(engine.kv_cache_gib)
+    return int(engine.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
+
+
+def _graph_tokens(config: RunConfig) -> int:
+    """The most tokens that one graph can have, its prompt left out: every edge at its limit."""
+    mode, method, state = config.mode, config.method, config.state
+    if isinstance(mode, SegmentMode):
+        sampled, observed = mode.segment_length, 0
+        layers = -(-mode.max_response_tokens // sampled)
+    else:
+        sampled, observed = mode.max_turn_tokens, mode.max_observation_tokens
+        layers = mode.max_turns
+    grpo = isinstance(method, GrpoMethod)
+    schedule, limit = ((method.group_size,), None) if grpo else (method.schedule, method.max_tokens)
+    edges, width = 0, 1
+    for layer in range(1, layers + 1):
+        if limit is not None and edges * sampled >= limit:
+            break
+        width *= branching_at(schedule, layer)
+        edges += width
+    tokens = min(edges * (sampled + observed), width * mode.max_response_tokens)
+    if isinstance(state, SummaryState) and not isinstance(method, GrpoMethod):
+        tokens += edges * state.max_summary_tokens
+    return tokens
