@@ -91,7 +91,9 @@ def train(
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
         return evaluate(setup.grower, engine.policy, heldout, samples, how, config.seed)[0]
 
-    gc.freeze()  # what is loaded by now is never garbage; looking for it takes 5 % of a step
+    # Rollouts make many objects and no cycles: looking for garbage in them takes 5 % of a step.
+    gc.freeze()
+    gc.set_threshold(100_000)
     progress = Progress()
     if resume:
         checkpoint = run.latest_checkpoint()

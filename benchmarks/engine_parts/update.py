@@ -142,16 +142,15 @@ def compare(case: Case) -> dict[str, Any]:
     model = make_model(size)
     samples = _samples(case.schedule, case.segment, case.graphs, case.model)
     data = token_data(samples)
-    work = works(size, samples, max(PACKED_TOKENS))
+    work = works(size, samples)
     small = work["paths"].flops <= REPEATED_FLOPS
     spent: list[float] = []
-    packing = {n: sum(len(b.token_ids) for b in pack(samples, n)) for n in PACKED_TOKENS}
-    fewest = min(packing, key=lambda n: packing[n])
+    row_tokens = MAX_TOKENS
     if small:
         trials = {str(n): partial(packed_pass, model, samples, data, n) for n in PACKED_TOKENS}
-        fewest = _fastest(trials)
+        row_tokens = _fastest(trials)
     calls: dict[str, Callable[[], Any]] = {
-        "packed": lambda: spent.append(packed_pass(model, samples, data, fewest))
+        "packed": lambda: spent.append(packed_pass(model, samples, data, row_tokens))
     }
     for name, rows in (("paths", path_rows(samples)), ("edges", edge_rows(samples))):
         if name == "paths" or work[name].flops <= LIMITS[name]:
@@ -198,9 +197,7 @@ class Work:
     attention: float
 
 
-def works(
-    size: Size, samples: Sequence[TrainingSample], max_tokens: int = MAX_TOKENS
-) -> dict[str, Work]:
+def works(size: Size, samples: Sequence[TrainingSample]) -> dict[str, Work]:
     """By layout; only trained positions go to the output head in all of them."""
     trained = sum(int(sample.loss_mask.sum()) for sample in samples)
     lengths = {
@@ -208,7 +205,7 @@ def works(
         "edges": np.array([len(row.source) - 1 for row in edge_rows(samples)]),
     }
     counts = {name: (int(n.sum()), int((n * (n + 1) // 2).sum())) for name, n in lengths.items()}
-    positions = [batch.position_ids for batch in pack(samples, max_tokens)]
+    positions = [batch.position_ids for batch in pack(samples, max(PACKED_TOKENS))]
     counts["packed"] = sum(map(len, positions)), sum(int((p + 1).sum()) for p in positions)
     found = {}
     for name, (tokens, pairs) in counts.items():
