@@ -179,7 +179,7 @@ def run(quick: bool, out: Path, command: str) -> None:
         "step_seconds": statistics.median(
             row["time/rollout"] + row["time/update"] for row in steps[1:]
         ),
-        "prefilled": setup.engine.policy.take_prefilled_tokens(),
+        "prefilled": sum(row["tokens/prefill_computed"] for row in steps),
         "unique": sum(row["tokens/prefilled"] for row in steps),
         "rows": rows,
     }
