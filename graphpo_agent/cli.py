@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a configuration may name a user's own module beside it
     interrupts: list[int] = []
@@ -50,6 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; overrides may stand before and after options."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    takes_overrides = "overrides" in options
+    strange = [a for a in rest if a.startswith("-") or "=" not in a or not takes_overrides]
+    if strange:
+        parser.error(f"unrecognized arguments: {' '.join(strange)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -91,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "arguments",
+        "overrides",
         nargs="*",
         metavar="CONFIG key=value",
         help="a YAML file (see configs/; not with --resume), then overrides: train.steps=5 …",
@@ -105,8 +118,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace) -> int:
     from graphpo_agent.commands import train
 
-    named = options.arguments or options.resume
-    arguments = [*options.arguments, *options.engine] if named else []
+    named = options.overrides or options.resume
+    arguments = [*options.overrides, *options.engine] if named else []
     return train(arguments, options.resume, options.dry_run)
 
 

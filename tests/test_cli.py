@@ -7,6 +7,7 @@ import torch
 from graphpo_agent.cli import main
 from graphpo_agent.data.tasks import load_tasks
 from retrievers.bm25 import Bm25Retriever
+from tests.worlds import run_arguments
 
 VERBS = ("train", "sft", "rollout", "eval", "score", "report", "data", "index", "doctor")
 
@@ -92,3 +93,15 @@ def test_an_index_is_built_described_and_used(
     assert main(["index", "info", str(tmp_path)]) == 2
     assert main(["index", "build", "bm25", "--corpus", "/no/file", "--out", str(index)]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_overrides_may_stand_before_and_after_options(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, *overrides = run_arguments(kb, tmp_path / "run")
+    assert main(["train", config, overrides[0], "--dry-run", *overrides[1:], "seed=7"]) == 0
+    assert "seed: 7" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exited:
+        main(["train", config, "--dry-run", "--nonsense", "nonsense", "seed=7"])
+    assert exited.value.code == 2
+    assert "unrecognized arguments: --nonsense nonsense" in capsys.readouterr().err

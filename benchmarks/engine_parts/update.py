@@ -271,6 +271,8 @@ def run(quick: bool, out: Path, command: str) -> None:
 def _page(result: dict[str, Any]) -> list[str]:
     rows = result["rows"]
     reached = np.array([row["reached"] for row in rows])
+    possible = np.array([row["paths: seconds"] / row["paths: operations"] for row in rows])
+    largest = np.array([row["reached"] for row in rows if row["model"] == rows[-1]["model"]])
     usual = np.array([row["reached, all logits"] for row in rows if "reached, all logits" in row])
     names = {
         "model": "model",
@@ -306,7 +308,9 @@ def _page(result: dict[str, Any]) -> list[str]:
         "bounds what packing can gain (*operations ×*). *All logits*: paths whose every response "
         "token reaches the head, as trainers of plain rows do it. × is rows over packed.",
         "",
-        f"Share of the token ratio: median {np.median(reached):.0%}, least {reached.min():.0%} "
+        f"Share of the operations' ratio: median {np.median(possible):.0%}, least "
+        f"{possible.min():.0%}. Share of the token ratio: median {np.median(reached):.0%}, least "
+        f"{reached.min():.0%}; of the largest model median {np.median(largest):.0%} "
         f"(all logits: median {np.median(usual):.0%}, least {usual.min():.0%}); packing is "
         f"slower than paths in {sum(row['paths: seconds'] < 1 for row in rows)} of {len(rows)} "
         f"cases; gradients agree to {max(row['gradient error'] for row in rows):.0e}. "
