@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from graphpo_agent.build import build_engine, build_grower
-from graphpo_agent.config import RunConfig, load_config
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.evals.heldout import evaluate
 from graphpo_agent.toy import make_toy

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from graphpo_agent.build import build_engine, build_grower
-from graphpo_agent.config import RunConfig, load_config
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens

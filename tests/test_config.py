@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from graphpo_agent.cli import main
-from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
+from graphpo_agent.config import RunConfig, SftConfig
+from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.errors import ConfigError
 from tests.worlds import run_arguments, sft_overrides
 

@@ -6,7 +6,8 @@ import pytest
 
 from graphpo_agent.build import build_sft_engine
 from graphpo_agent.cli import main
-from graphpo_agent.config import SftConfig, load_config
+from graphpo_agent.config import SftConfig
+from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_demonstrations
 from graphpo_agent.sft import warm_start, with_observations
 from tests.worlds import ROOT, sft_overrides

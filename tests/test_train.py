@@ -1,7 +1,6 @@
 """Whole runs through the command line: both modes, all methods, stopped and resumed."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 
 from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
-from tests.worlds import ROOT, run_arguments
+from tests.worlds import run_arguments, start_command
 
 METHODS = {
     "graphpo": "method={name: graphpo, schedule: [3, 2], singleton: inherit}",
@@ -38,18 +37,6 @@ def without_times(run: Path) -> list[dict[str, Any]]:
 def weights(run: Path) -> bytes:
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     return (newest / "model.safetensors").read_bytes()
-
-
-def started(arguments: list[str], **settings: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "graphpo_agent.cli", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **settings,
-    )
 
 
 @pytest.mark.parametrize("world", ["kb", "reach"])
@@ -139,7 +126,7 @@ def test_a_killed_run_goes_on_from_its_last_step(reach: Path, tmp_path: Path) ->
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     long = ["train.steps=30", "train.eval_every=100"]
     assert main(["train", *run_arguments(reach, whole, *long)]) == 0
-    process = started(["train", *run_arguments(reach, killed, *long)])
+    process = start_command(["train", *run_arguments(reach, killed, *long)])
     wait_for(lambda: len(list(killed.glob("checkpoints/step-*"))) >= 2, process)
     process.kill()
     process.wait()
@@ -151,7 +138,7 @@ def test_a_killed_run_goes_on_from_its_last_step(reach: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_ctrl_c_is_status_130_and_one_line(reach: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = started(["train", *run_arguments(reach, run, "train.steps=500")])
+    process = start_command(["train", *run_arguments(reach, run, "train.steps=500")])
     wait_for(
         lambda: (run / "checkpoints").exists() and any(run.glob("checkpoints/step-*")), process
     )
@@ -172,7 +159,9 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(reach: Path, tmp_
     def no_large_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, 16_000))
 
-    process = started(["train", "--resume", str(run), "train.steps=3"], preexec_fn=no_large_files)
+    process = start_command(
+        ["train", "--resume", str(run), "train.steps=3"], preexec_fn=no_large_files
+    )
     _, error = process.communicate(timeout=120)
     assert process.returncode == 2
     assert error.count("\n") == 1 and error.startswith("graphpo: ")

@@ -1,6 +1,10 @@
 """Tiny worlds and policies for tests that run the whole program."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 from graphpo_agent.cli import main
 from graphpo_agent.types import Outcome, Task
@@ -65,3 +69,16 @@ def run_arguments(place: Path, output: Path, *overrides: str) -> list[str]:
     if world == "kb":
         arguments.append(f"mode.tools.search.retriever.directory={place / 'index'}")
     return [*arguments, *overrides]
+
+
+def start_command(arguments: list[str], **settings: Any) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "graphpo_agent.cli", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **settings,
+    )

@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from graphpo_agent import commands
-from graphpo_agent.config import RunConfig, dump_config, load_config
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.train import prepare, train

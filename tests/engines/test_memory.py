@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from graphpo_agent.config import RunConfig, load_config
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local.cache import KVPool
 from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens

@@ -1,9 +1,7 @@
 """The vLLM engine against the Hugging Face model and against the local sampler, for real."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +15,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from graphpo_agent.build import build_engine, build_policy
 from graphpo_agent.cli import main
-from graphpo_agent.config import RunConfig, VllmEngineConfig, load_config
+from graphpo_agent.config import RunConfig, VllmEngineConfig
+from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.model import load_model
@@ -28,9 +27,10 @@ from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Policy
+from graphpo_agent.rollout import scheduler
 from graphpo_agent.types import Completion, Demonstration, SampleRequest, SamplingParams
 from tests.engines.tiny import save_tokenizer
-from tests.worlds import ROOT, run_arguments, sft_overrides
+from tests.worlds import ROOT, run_arguments, sft_overrides, start_command
 
 pytestmark = pytest.mark.vllm
 
@@ -95,12 +95,9 @@ def complete(
     policy: Policy, requests: Sequence[SampleRequest], sampling: SamplingParams = SAMPLING
 ) -> list[Completion]:
     """One completion per request, in order."""
-    tickets = [policy.submit(request, sampling) for request in requests]
-    ended: dict[int, Completion] = {}
-    while len(ended) < len(requests):
-        ended |= dict(policy.advance())
+    completions = scheduler.complete(policy, requests, sampling)
     assert policy.advance() == []
-    return [ended[ticket] for ticket in tickets]
+    return completions
 
 
 def distance(
@@ -390,24 +387,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def graphpo(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "graphpo_agent.cli", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 SMALL = ["engine.kv_cache_gib=0.1", "engine.max_sequences=32"]
 
 
 def test_a_run_trains_through_vllm_and_ends_cleanly(world: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = run_arguments(world, run, *SMALL, "train.steps=2", "update.learning_rate=1e-2")
-    process = graphpo("train", *arguments, "--engine", "vllm")
+    process = start_command(["train", *arguments, "--engine", "vllm"])
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     assert errors == "", "vllm is quiet"
@@ -417,14 +403,14 @@ def test_a_run_trains_through_vllm_and_ends_cleanly(world: Path, tmp_path: Path)
         assert row["update/mismatch"] < 1e-4
         assert row["tokens/generated"] > 0
     assert "kind: vllm" in (run / "config.yaml").read_text()
-    resumed = graphpo("train", "--resume", str(run), "train.steps=3")
+    resumed = start_command(["train", "--resume", str(run), "train.steps=3"])
     _, errors = resumed.communicate(timeout=200)
     assert resumed.returncode == 0, errors
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
 
 
 def test_evaluation_through_vllm_needs_no_learner(world: Path, tmp_path: Path) -> None:
-    process = graphpo("eval", *run_arguments(world, tmp_path, *SMALL), "--engine", "vllm")
+    process = start_command(["eval", *run_arguments(world, tmp_path, *SMALL), "--engine", "vllm"])
     out, errors = process.communicate(timeout=200)
     assert process.returncode == 0 and errors == "", errors
     assert "8 tasks, 8 trajectories" in out
@@ -432,9 +418,8 @@ def test_evaluation_through_vllm_needs_no_learner(world: Path, tmp_path: Path) -
 
 def test_an_interrupt_ends_the_process(world: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = graphpo(
-        "train", *run_arguments(world, run, *SMALL, "train.steps=1000"), "--engine", "vllm"
-    )
+    arguments = run_arguments(world, run, *SMALL, "train.steps=1000")
+    process = start_command(["train", *arguments, "--engine", "vllm"])
     while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text()):
         assert process.poll() is None, process.stderr
         time.sleep(0.1)
@@ -445,7 +430,7 @@ def test_an_interrupt_ends_the_process(world: Path, tmp_path: Path) -> None:
 
 
 def test_heads_that_vllm_does_not_know_are_one_line(kb: Path, tmp_path: Path) -> None:
-    process = graphpo("train", *run_arguments(kb, tmp_path / "run"), "--engine", "vllm")
+    process = start_command(["train", *run_arguments(kb, tmp_path / "run"), "--engine", "vllm"])
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 2
     assert errors.count("\n") == 1 and "heads have size 16" in errors

@@ -1,0 +1,104 @@
+"""Configurations as YAML files.
+
+``load_config`` reads a file, applies dotted overrides (``method.merge_threshold=0.9``) and reports
+any mistake as one line that names the file, the key and what is allowed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from graphpo_agent.config import RunConfig, SftConfig
+from graphpo_agent.errors import ConfigError
+
+__all__ = ["dump_config", "load_config"]
+
+ConfigT = TypeVar("ConfigT", RunConfig, SftConfig)
+
+
+def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] = ()) -> ConfigT:
+    """Read a YAML configuration and apply dotted overrides.
+
+    Args:
+        kind: ``RunConfig`` or ``SftConfig``.
+        path: the file.
+        overrides: ``a.b=value`` each; the value is YAML, e.g. ``method.schedule=[6,2]``.
+
+    Raises:
+        ConfigError: one line naming the file or override, the key, and what is wrong.
+    """
+    data = _read_yaml(Path(path))
+    for override in overrides:
+        _apply_override(data, override)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_problem(error, data)}") from None
+
+
+def dump_config(config: BaseModel) -> str:
+    """The resolved configuration as YAML that ``load_config`` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a configuration is a mapping of keys, this is not")
+    return data
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: write key.subkey=value")
+    *parents, last = key.split(".")
+    node = data
+    for name in parents:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r}: {name!r} holds a value, not more keys")
+        node = child
+    try:
+        node[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not YAML") from None
+
+
+def _first_problem(error: ValidationError, data: Any) -> str:
+    problems: list[Mapping[str, Any]] = [*error.errors()]
+    first = problems[0]
+    where = ".".join(_keys(first["loc"], data))
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown key"
+    elif first["type"] == "missing":
+        message = "is missing"
+    elif first["type"] == "union_tag_not_found":
+        message = f"needs the key {first['ctx']['discriminator']}"
+    elif where:
+        message = f"{message} (got {first['input']!r})"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {message}{more}" if where else f"{message}{more}"
+
+
+def _keys(location: Sequence[str | int], data: Any) -> Iterator[str]:
+    """A problem's location as the user wrote it: pydantic adds the tag of a union's choice."""
+    for part in location:
+        if isinstance(data, dict) and part in (data.get("kind"), data.get("name")):
+            continue
+        yield str(part)
+        if isinstance(data, dict):
+            data = data.get(part)
