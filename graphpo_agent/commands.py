@@ -15,7 +15,8 @@ from graphpo_agent.build import (
     build_sft_engine,
     check_precision,
 )
-from graphpo_agent.config import RunConfig, SftConfig, dump_config, load_config
+from graphpo_agent.config import RunConfig, SftConfig
+from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ConfigError, ModelError

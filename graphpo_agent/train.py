@@ -91,7 +91,7 @@ def train(
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
         return evaluate(setup.grower, engine.policy, heldout, samples, how, config.seed)[0]
 
-    # Rollouts make many objects and no cycles: looking for garbage in them takes 5 % of a step.
+    # Rollouts make many objects and no cycles: looking for garbage in them takes time.
     gc.freeze()
     gc.set_threshold(100_000)
     progress = Progress()

@@ -106,8 +106,8 @@ class Grower:
         embedder: turns descriptions into vectors; None where keys are all there is.
         reward_fn: the verifier.
         truncated: what a path at its limit is, ``terminal`` (judged) or ``early_stopped``.
-        overlap: tools and embedders run beside the sampling; off makes a run repeatable to the
-            bit.
+        overlap: tools, embedders and verifiers run beside the sampling; off makes a run
+            repeatable to the bit.
     """
 
     expander: Expander

@@ -70,7 +70,7 @@ class PolicyScheduler:
 
         Args:
             policy: draws the tokens.
-            overlap: tools and embedders run in threads beside the policy; off: one after another
+            overlap: what is not the policy's runs in threads beside it; off: one after another
                 while the policy waits, which makes a run repeatable to the bit.
         """
         self.policy = policy
