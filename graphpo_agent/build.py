@@ -11,16 +11,19 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.config import (
     AgentMode,
+    ASearcherDialectConfig,
     EmbedderConfig,
     EncoderEmbedderConfig,
     GraphPOMethod,
     GrpoMethod,
+    HermesDialectConfig,
     KeyState,
     LocalEngineConfig,
     MethodConfig,
     ModelConfig,
     RunConfig,
     SamplingConfig,
+    SearchR1DialectConfig,
     SegmentMode,
     SftConfig,
     StateConfig,
@@ -55,9 +58,20 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.protocols import Embedder, Engine, Expander, Policy, StateDescriber, Tool
+from graphpo_agent.protocols import (
+    Embedder,
+    Engine,
+    Expander,
+    Policy,
+    RewardFn,
+    StateDescriber,
+    Tool,
+)
 from graphpo_agent.rollout.agent import TurnExpander
-from graphpo_agent.rollout.dialects import SearchR1Dialect
+from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
+from graphpo_agent.rollout.dialects.base import Dialect
+from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
+from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.rollout.embed import HashingEmbedder
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander
@@ -242,10 +256,11 @@ def build_grower(config: RunConfig) -> Grower:
     """What grows the graphs of a run: its mode, state description and verifier."""
     return Grower(
         expander=build_expander(config.mode),
-        reward_fn=_function(config.reward, "task", "outcome"),
+        reward_fn=_reward(config.reward),
         describer=_describer(config.state),
         embedder=None if isinstance(config.state, KeyState) else _embedder(config.state.embedder),
         truncated=config.truncated,
+        outages=config.outages,
         overlap=config.overlap,
     )
 
@@ -265,7 +280,7 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
         if not isinstance(tool, Tool):
             raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no run method")
     return TurnExpander(
-        dialect=SearchR1Dialect(mode.prompt_template),
+        dialect=_dialect(mode, tools),
         tools=tools,
         max_turns=mode.max_turns,
         max_turn_tokens=mode.max_turn_tokens,
@@ -274,9 +289,26 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
     )
 
 
+def _dialect(mode: AgentMode, tools: Mapping[str, Tool]) -> Dialect:
+    dialect = mode.dialect
+    if isinstance(dialect, SearchR1DialectConfig):
+        return SearchR1Dialect(mode.prompt_template, dialect.documents, dialect.compat)
+    if isinstance(dialect, ASearcherDialectConfig):
+        return ASearcherDialect(mode.prompt_template)
+    assert isinstance(dialect, HermesDialectConfig)
+    signatures = {
+        name: ToolSignature(name, tool.description, tool.schema) for name, tool in tools.items()
+    }
+    return HermesDialect(signatures, dialect.system_prompt, mode.prompt_template, dialect.documents)
+
+
+def _reward(reward: str | Mapping[str, Any]) -> RewardFn:
+    return _callable(reward, "task", "outcome")
+
+
 def _describer(state: StateConfig) -> StateDescriber:
     if isinstance(state, KeyState):
-        return KeyDescriber(_function(state.function, "state"))
+        return KeyDescriber(_callable(state.function, "state"))
     if isinstance(state, SummaryState):
         return PolicySummary(max_summary_tokens=state.max_summary_tokens)
     assert isinstance(state, TextState)
@@ -285,7 +317,7 @@ def _describer(state: StateConfig) -> StateDescriber:
 
 def _embedder(config: EmbedderConfig) -> Embedder:
     if isinstance(config, EncoderEmbedderConfig):
-        from graphpo_agent.rollout.encoder import EncoderEmbedder
+        from graphpo_agent.encoder import EncoderEmbedder
 
         return EncoderEmbedder(
             config.path,
@@ -316,13 +348,14 @@ def _named(path: str) -> Callable[..., Any]:
     return value
 
 
-def _function(path: str, *parameters: str) -> Callable[..., Any]:
-    """A named function that can be called with these parameters, by position.
+def _callable(spec: str | Mapping[str, Any], *parameters: str) -> Callable[..., Any]:
+    """A named function, or a built object, that can be called with these parameters, by position.
 
     Raises:
         ConfigError: there is none, or it takes others.
     """
-    function = _named(path)
+    path = spec if isinstance(spec, str) else spec["class"]
+    function = _named(path) if isinstance(spec, str) else _constructed(spec)
     try:
         inspect.signature(function).bind(*parameters)
     except (TypeError, ValueError) as error:
@@ -331,17 +364,20 @@ def _function(path: str, *parameters: str) -> Callable[..., Any]:
     return function
 
 
+def _argument(value: Any) -> Any:
+    """An argument of a constructor, with what is described in it built."""
+    if isinstance(value, list):
+        return [_argument(each) for each in value]
+    return _constructed(value) if isinstance(value, dict) and "class" in value else value
+
+
 def _constructed(spec: Mapping[str, Any]) -> Any:
     """Build ``{"class": "module:Class", **arguments}``, nested ones first.
 
     Raises:
         ConfigError: the class does not exist or does not take these arguments.
     """
-    arguments = {
-        name: _constructed(value) if isinstance(value, dict) and "class" in value else value
-        for name, value in spec.items()
-        if name != "class"
-    }
+    arguments = {name: _argument(value) for name, value in spec.items() if name != "class"}
     make = _named(spec["class"])
     try:
         return make(**arguments)

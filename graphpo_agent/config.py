@@ -5,17 +5,20 @@ A leaf of the package: no torch, no files.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 __all__ = [
+    "ASearcherDialectConfig",
     "AgentMode",
     "GraphPOMethod",
     "GrpoMethod",
+    "HermesDialectConfig",
     "LocalEngineConfig",
     "LoraConfig",
     "ModelConfig",
     "RunConfig",
     "SamplingConfig",
+    "SearchR1DialectConfig",
     "SegmentMode",
     "SftConfig",
     "StateConfig",
@@ -124,11 +127,51 @@ ObjectConfig = Annotated[dict[str, Any], AfterValidator(_names_a_class)]
 """``{"class": "module:Class", **arguments}``; an argument may be such a mapping itself."""
 
 
+class SearchR1DialectConfig(_Strict):
+    """``<search>`` and ``<answer>`` in one message."""
+
+    kind: Literal["search_r1"] = "search_r1"
+    documents: Literal["search_r1", "verl"] = "search_r1"
+    """How they are listed in an observation; a checkpoint knows one way."""
+    compat: Literal["none", "search-r1"] = "none"
+    """``search-r1``: read and write as Search-R1 does also where that is a defect."""
+
+
+class ASearcherDialectConfig(_Strict):
+    """``<search>``, ``<access>`` and ``<answer>`` in a plain text without chat template."""
+
+    kind: Literal["asearcher"]
+
+
+class HermesDialectConfig(_Strict):
+    """JSON calls in ``<tool_call>``, replies in ``<tool_response>`` messages."""
+
+    kind: Literal["hermes"]
+    documents: Literal["web", "search_r1", "verl"] = "web"
+    """How they are listed in an observation."""
+    system_prompt: str | None = None
+    """Replaces the built-in one; ``{tools}`` becomes the signatures. Empty: no system message."""
+
+
+def _by_name(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+DialectConfig = Annotated[
+    Annotated[
+        SearchR1DialectConfig | ASearcherDialectConfig | HermesDialectConfig,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(_by_name),
+]
+"""A mapping, or the kind alone."""
+
+
 class AgentMode(_Strict):
     """Agentic search: an edge is a ReAct turn, the tool's observation included."""
 
     kind: Literal["agent"]
-    dialect: Literal["search_r1"] = "search_r1"
+    dialect: DialectConfig = SearchR1DialectConfig()
     tools: Annotated[dict[str, ObjectConfig], Field(min_length=1)]
     """By the name that the dialect's action gives, e.g. ``search``."""
     max_turns: Positive
@@ -303,12 +346,15 @@ class RunConfig(_Strict):
     tasks: TasksConfig
     mode: Annotated[SegmentMode | AgentMode, Field(discriminator="kind")]
     state: StateConfig
-    reward: str
-    """``module:function`` of a verifier (Task, Outcome) -> number in [0, 1]."""
+    reward: str | ObjectConfig
+    """A verifier (Task, Outcome) -> number in [0, 1]: ``module:function``, or an object that is
+    called."""
     method: MethodConfig
     sampling: SamplingConfig = SamplingConfig()
     truncated: Literal["terminal", "early_stopped"] = "terminal"
     """What a path is that reaches its length or turn limit: judged by the verifier, or unscored."""
+    outages: Literal["drop", "score"] = "drop"
+    """What a finished path is on which a tool met an outage: unscored, or judged all the same."""
     overlap: bool = True
     """Tools, embedders and verifiers run beside the sampling. Off: one after another while the
     sampling waits, which makes a run repeatable to the bit."""

@@ -10,6 +10,7 @@ __all__ = [
     "GraphError",
     "GraphPOError",
     "ModelError",
+    "QuotaError",
     "RewardError",
     "RunError",
     "ToolError",
@@ -46,3 +47,7 @@ class RunError(GraphPOError):
 
 class ToolError(GraphPOError):
     """A tool or retriever that is misconfigured or unreachable; a failed call is data instead."""
+
+
+class QuotaError(ToolError):
+    """A paid or limited service has been used up: going on would train on its refusals."""

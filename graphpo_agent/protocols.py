@@ -1,6 +1,7 @@
 """What the parts ask of each other. Nothing here imports an implementation."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -15,6 +16,7 @@ from graphpo_agent.types import (
     Message,
     Outcome,
     PathState,
+    Prompt,
     SampleRequest,
     SamplingParams,
     StateDescription,
@@ -24,9 +26,11 @@ from graphpo_agent.types import (
 )
 
 __all__ = [
+    "ChatModel",
     "Embedder",
     "Engine",
     "Expander",
+    "PageReader",
     "Policy",
     "Retriever",
     "RewardFn",
@@ -34,6 +38,7 @@ __all__ = [
     "StateDescriber",
     "Tokenizer",
     "Tool",
+    "TurnBreak",
 ]
 
 T = TypeVar("T")
@@ -60,12 +65,31 @@ class Tokenizer(Protocol):
         """Text of token ids, end-of-sequence and other special tokens left out."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation in the chat template, up to where the policy answers.
+    def render(self, prompt: Prompt) -> list[int]:
+        """Token ids of messages in the chat template, up to where the policy answers; or of text.
 
-        Special-token spellings inside the messages' contents stay plain text.
+        Special-token spellings inside contents and text stay plain text.
         """
         ...
+
+    def turn_break(self, role: str) -> "TurnBreak":
+        """What the chat template puts around a message that replies to the policy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBreak:
+    r"""Token ids around a reply that is a message of its own.
+
+    They end the policy's turn and open the reply's message, then end this message and open the
+    policy's next turn.
+
+    Example (ChatML): ``<|im_end|>\n<|im_start|>user\n`` and
+    ``<|im_end|>\n<|im_start|>assistant\n``.
+    """
+
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
 
 
 class Policy(Protocol):
@@ -182,6 +206,10 @@ class Expander(Protocol):
         """One new edge from a state."""
         ...
 
+    def outcome(self, state: PathState) -> Outcome:
+        """What the verifier sees of a finished path."""
+        ...
+
 
 class StateDescriber(Protocol):
     """What the compared state of a path is: a canonical key, a text, or both."""
@@ -219,15 +247,45 @@ class Retriever(Protocol):
 
 
 @runtime_checkable
+class PageReader(Protocol):
+    """Pages for addresses."""
+
+    def read(self, url: str) -> Document:
+        """The page as readable text; its id and url are the address as asked for.
+
+        Raises:
+            CallFailed: this page cannot be had (``graphpo_agent.net.failures``).
+            ToolError: no page can be had: wrong key, used-up quota.
+        """
+        ...
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A language model other than the policy: judge, summariser, extractor."""
+
+    def reply(self, messages: Sequence[Message], max_tokens: int) -> str:
+        """Its answer to a conversation, drawn at temperature 0.
+
+        Raises:
+            CallFailed: no answer this time (``graphpo_agent.net.failures``).
+            ToolError: none at any time: wrong key, used-up quota, unknown model.
+        """
+        ...
+
+
+@runtime_checkable
 class Tool(Protocol):
     """Something an agent can call."""
 
     name: str
+    description: str
+    """What it does, in a sentence or two that an agent reads."""
     schema: Mapping[str, Any]
     """The JSON schema of the arguments."""
 
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
-        """The results of several calls, in order. A failed call is a result with ``error``.
+        """The results of several calls, in order. A failed call is a result with ``failure``.
 
         May run in several threads at once. Within one rollout equal calls share their result.
         """

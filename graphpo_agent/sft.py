@@ -45,7 +45,8 @@ def warm_start(
 
 def with_observations(demonstration: Demonstration) -> Demonstration:
     """The demonstration with every piece trained, observations included."""
-    return replace(demonstration, pieces=tuple((text, True) for text, _ in demonstration.pieces))
+    pieces = tuple(replace(piece, trained=True) for piece in demonstration.pieces)
+    return replace(demonstration, pieces=pieces)
 
 
 def save_model(engine: Engine, output: Path) -> None:

@@ -9,15 +9,16 @@ from typing import Any
 import yaml
 
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
-from graphpo_agent.data.toy_kb import KB_PHRASES, make_kb
+from graphpo_agent.data.toy_kb import KbWriting, kb_phrases, make_kb
 from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.rollout.dialects import SearchR1Dialect
-from graphpo_agent.types import Document, ToolResult
-from tools.search import format_documents
+from graphpo_agent.rollout.dialects.base import Dialect, ToolCall
+from graphpo_agent.rollout.dialects.hermes import HermesDialect
+from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
+from graphpo_agent.types import Document, Finding, Piece, ToolResult
 
-__all__ = ["make_toy"]
+__all__ = ["WRITINGS", "make_toy"]
 
 _MODEL_KNOBS = ("hidden_size", "num_layers", "num_heads", "max_context_tokens")
 
@@ -29,7 +30,8 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
         world: ``kb`` or ``reach``.
         directory: receives train, held-out and demonstration files (and corpus and index).
         knobs: ``name=value``; parameters of ``make_kb`` or ``make_reach``, and of the model
-            hidden_size, num_layers, num_heads, max_context_tokens.
+            hidden_size, num_layers, num_heads, max_context_tokens. For kb also
+            ``dialect=search_r1`` or ``dialect=hermes``, in which the demonstrations are written.
 
     Returns:
         The model's number of parameters.
@@ -44,17 +46,18 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
         for name, parameter in inspect.signature(source).parameters.items()
         if parameter.annotation in (int, float)
     }
+    writing, knobs = _writing(world, knobs)
     values = dict(_knob(knob, known) for knob in knobs)
     model = {name: values.pop(name) for name in _MODEL_KNOBS if name in values}
     if world == "kb":
-        make_kb(directory, format_observation=_observation_text, **values)
-        phrases = KB_PHRASES
+        make_kb(directory, writing=writing, **values)
+        phrases = kb_phrases(writing)
     else:
         make_reach(directory, **values)
         phrases = reach_phrases(values["limit"]) if "limit" in values else reach_phrases()
     return make_toy_model(
         directory / "untrained",
-        _texts(directory),
+        _texts(directory, writing),
         phrases=phrases,
         seed=values.get("seed", 0),
         **model,
@@ -74,20 +77,54 @@ def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     return name, number
 
 
-def _observation_text(documents: Sequence[Document]) -> str:
-    """What the agent reads after a search that found these documents."""
-    result = ToolResult(format_documents(documents), tuple(documents))
-    return SearchR1Dialect().observation(result).text
+def _writing(world: str, knobs: Sequence[str]) -> tuple[KbWriting, list[str]]:
+    """The writing that a ``dialect`` knob names, Search-R1's without one, and the other knobs."""
+    dialect, others = "search_r1", list[str]()
+    for knob in knobs:
+        if world == "kb" and knob.startswith("dialect="):
+            dialect = knob.removeprefix("dialect=")
+        else:
+            others.append(knob)
+    if dialect not in WRITINGS:
+        raise ConfigError(f"knob 'dialect={dialect}': write one of {', '.join(WRITINGS)}")
+    return WRITINGS[dialect], others
 
 
-def _texts(directory: Path) -> Iterator[str]:
+def _observer(dialect: Dialect) -> Callable[[str, Sequence[Document]], Piece]:
+    """What the environment writes in a dialect after a search."""
+
+    def observe(query: str, documents: Sequence[Document]) -> Piece:
+        result = ToolResult(findings=(Finding(query, tuple(documents)),))
+        observation = dialect.observation(ToolCall("search", {"query": query}), result)
+        return Piece(observation.text, trained=False, role=observation.role)
+
+    return observe
+
+
+_HERMES_CALL = ('\n<tool_call>\n{"name": "search", "arguments": {"query": "', '"}}\n</tool_call>')
+WRITINGS = {
+    "search_r1": KbWriting(
+        write_search=lambda query: f"<search> {query}</search>",
+        write_observation=_observer(SearchR1Dialect()),
+        phrases=("<search>", "</search>", "<information>", "</information>"),
+    ),
+    "hermes": KbWriting(
+        write_search=lambda query: f"{_HERMES_CALL[0]} {query}{_HERMES_CALL[1]}",
+        write_observation=_observer(HermesDialect({}, system_prompt="", documents="search_r1")),
+        phrases=(*_HERMES_CALL, "<tool_response>\n", "\n</tool_response>", "user\n", "assistant\n"),
+    ),
+}
+
+
+def _texts(directory: Path, writing: KbWriting) -> Iterator[str]:
     """Everything the policy will read or write, for its tokenizer."""
     for name in ("train.jsonl", "heldout.jsonl"):
         for task in load_tasks(directory / name):
             yield task.question
     for demonstration in load_demonstrations(directory / "demonstrations.jsonl"):
-        yield from (text for text, _ in demonstration.pieces)
+        yield from (piece.text for piece in demonstration.pieces)
     corpus = directory / "corpus.jsonl"
     if corpus.exists():
         for row, line in enumerate(corpus.open(encoding="utf-8")):
-            yield _observation_text([Document(str(row), json.loads(line)["contents"])])
+            document = Document(str(row), json.loads(line)["contents"])
+            yield writing.write_observation("", [document]).text

@@ -7,7 +7,7 @@ Example of one agent-mode edge, ``Step``::
     logprobs   = (-0.1, -1.2, -0.3, -0.0, nan, nan, nan)
 """
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -16,10 +16,14 @@ __all__ = [
     "Context",
     "Demonstration",
     "Document",
+    "FailureKind",
+    "Finding",
     "FinishReason",
     "Message",
     "Outcome",
     "PathState",
+    "Piece",
+    "Prompt",
     "SampleRequest",
     "SamplingParams",
     "StateDescription",
@@ -31,6 +35,9 @@ __all__ = [
 
 Message = Mapping[str, str]
 """One chat message: ``{"role": "user", "content": "..."}``."""
+
+Prompt = Sequence[Message] | str
+"""What a path starts from: messages for the chat template, or plain text without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +58,30 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    r"""One part of a demonstration: the policy's own words, or an observation.
+
+    Example: ``Piece("<tool_response>\n1987\n</tool_response>", trained=False, role="user")``
+    """
+
+    text: str
+    trained: bool
+    role: str | None = None
+    """Whose message it is in the chat template; None: it continues the policy's own message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Demonstration:
     """One solved task to imitate: a prompt and the pieces that follow it.
 
     Each piece is tokenised on its own, as it is in a rollout, so that supervised and sampled
-    token ids agree. ``pieces`` are ``(text, trained)``; untrained pieces are observations.
-    A trained last piece is followed by the end-of-sequence token when ``ends`` is true.
+    token ids agree. A trained last piece is followed by the end-of-sequence token when ``ends``
+    is true.
     """
 
     id: str
     messages: tuple[Message, ...]
-    pieces: tuple[tuple[str, bool], ...]
+    pieces: tuple[Piece, ...]
     ends: bool = True
 
 
@@ -127,7 +147,10 @@ class Outcome:
     """Every text the policy generated on this path, observations left out."""
     answer: str | None = None
     """The final answer, where the mode marks one (agent mode); None: unanswered or unmarked."""
-    num_turns: int = 0
+    turns: tuple[str, ...] = ()
+    """The policy's own text of each turn, in order; empty in segment mode."""
+    documents: tuple["Document", ...] = ()
+    """What the path was shown, each document once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +180,8 @@ class PathState:
     """Every text the policy generated on this path, observations left out."""
     answer: str | None
     memory: Any = None
+    outages: int = 0
+    """Tool calls on this path that failed for a reason outside the policy."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -170,7 +195,7 @@ class PathState:
 
 
 StepStatus = Literal[
-    "ok", "answered", "invalid_action", "tool_error", "out_of_length", "out_of_turns"
+    "ok", "answered", "invalid_action", "tool_error", "tool_outage", "out_of_length", "out_of_turns"
 ]
 
 
@@ -199,6 +224,7 @@ class Document:
     id: str
     contents: str
     score: float | None = None
+    url: str | None = None
 
     @property
     def title(self) -> str:
@@ -211,16 +237,40 @@ class Document:
         return self.contents.split("\n", 1)[1] if "\n" in self.contents else ""
 
 
+FailureKind = Literal["bad_arguments", "no_result", "rate_limit", "transient"]
+"""Why a call failed. The first two answer what the policy asked for; the last two are outages of
+the outside world, which mark the trajectory. Quota and configuration errors are exceptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one query (or one address) of a tool call found, best first; perhaps nothing."""
+
+    query: str
+    documents: tuple[Document, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool call returned: the ``text`` an agent reads.
+    """What a tool call returned: ``findings`` where it found documents, else ``text``.
 
-    A failed call is data, not an exception; ``error`` says why it failed.
+    A failed call is data, not an exception: ``failure`` says of which kind, ``text`` why.
+
+    Example::
+
+        ToolResult(findings=(Finding("karo venn", (doc_7, doc_3)),))
+        ToolResult(text="search failed: the server is busy", failure="rate_limit")
     """
 
-    text: str
-    documents: tuple[Document, ...] = ()
-    error: str | None = None
+    text: str = ""
+    findings: tuple[Finding, ...] = ()
+    failure: FailureKind | None = None
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """All that was found, each document once, in order."""
+        unique = {doc.id: doc for finding in self.findings for doc in finding.documents}
+        return tuple(unique.values())
 
 
 def check_lengths(**fields: Sized) -> None:

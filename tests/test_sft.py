@@ -36,10 +36,10 @@ def test_the_loss_falls_and_the_last_step_has_no_learning_rate_left(reach: Path)
 
 def test_observations_are_learned_only_when_asked_for(kb: Path) -> None:
     demonstration = load_demonstrations(kb / "demonstrations.jsonl")[0]
-    assert any(not trained for _, trained in demonstration.pieces)
-    assert all(trained for _, trained in with_observations(demonstration).pieces)
-    texts = [text for text, _ in demonstration.pieces]
-    assert [text for text, _ in with_observations(demonstration).pieces] == texts
+    assert any(not piece.trained for piece in demonstration.pieces)
+    assert all(piece.trained for piece in with_observations(demonstration).pieces)
+    texts = [piece.text for piece in demonstration.pieces]
+    assert [piece.text for piece in with_observations(demonstration).pieces] == texts
 
 
 def test_the_same_seed_gives_the_same_model(reach: Path, tmp_path: Path) -> None:

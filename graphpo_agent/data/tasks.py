@@ -2,7 +2,8 @@
 
 A task is one line ``{"id", "question", "answers": [str], "metadata": {}}`` (``metadata`` may be
 absent). A demonstration is one line ``{"id", "messages": [{"role", "content"}],
-"pieces": [{"text", "trained"}], "ends"}`` (``ends`` may be absent: true).
+"pieces": [{"text", "trained", "role"}], "ends"}`` (``ends`` may be absent: true; ``role`` too:
+the piece continues the policy's own message).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import DataError
-from graphpo_agent.types import Demonstration, Message, Task
+from graphpo_agent.types import Demonstration, Message, Piece, Task
 
 __all__ = ["load_demonstrations", "load_tasks", "write_demonstrations", "write_tasks"]
 
@@ -114,11 +115,13 @@ def _demonstration(place: str, row: Mapping[str, Any]) -> Demonstration:
         role = _field(place, message, "role", str, f"{label}.role")
         content = _field(place, message, "content", str, f"{label}.content")
         messages.append({"role": role, "content": content})
-    pieces: list[tuple[str, bool]] = []
+    pieces: list[Piece] = []
     for label, piece in _objects(place, row, "pieces"):
         text = _field(place, piece, "text", str, f"{label}.text")
-        pieces.append((text, _field(place, piece, "trained", bool, f"{label}.trained")))
-    if not any(trained for _, trained in pieces):
+        trained = _field(place, piece, "trained", bool, f"{label}.trained")
+        role = _field(place, piece, "role", str, f"{label}.role") if "role" in piece else None
+        pieces.append(Piece(text, trained, role))
+    if not any(piece.trained for piece in pieces):
         raise DataError(f"{place}: field 'pieces' holds no trained piece")
     ends = _field(place, {"ends": True, **row}, "ends", bool)
     return Demonstration(row["id"], tuple(messages), tuple(pieces), ends)
@@ -137,6 +140,11 @@ def _demonstration_row(demonstration: Demonstration) -> dict[str, Any]:
     return {
         "id": demonstration.id,
         "messages": [dict(message) for message in demonstration.messages],
-        "pieces": [{"text": text, "trained": trained} for text, trained in demonstration.pieces],
+        "pieces": [_piece_row(piece) for piece in demonstration.pieces],
         "ends": demonstration.ends,
     }
+
+
+def _piece_row(piece: Piece) -> dict[str, Any]:
+    row: dict[str, Any] = {"text": piece.text, "trained": piece.trained}
+    return row if piece.role is None else row | {"role": piece.role}

@@ -8,8 +8,9 @@ orders of searching lead to the same facts found. Names are new pairs of known f
 in the held-out split, and facts lead from training entities to training entities only: nothing
 learned by heart helps there.
 
-A demonstrated turn is ``<think> first Lita Bosdal born . second Domi Wornal rival</think><search>
-Domi Wornal rival</search>`` on one line: what the fact just found leads to, and then the plan.
+A demonstrated turn thinks ``first Lita Bosdal born . second Domi Wornal rival`` and then searches
+``Domi Wornal rival``: what the fact just found leads to, and then the plan. How turns and replies
+are written is the dialect's (``KbWriting``).
 """
 
 import random
@@ -22,10 +23,10 @@ from typing import Any
 from graphpo_agent.data.jsonl import write_rows
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.types import Demonstration, Document, Task
+from graphpo_agent.types import Demonstration, Document, Piece, Task
 from retrievers.bm25 import Bm25Retriever, build_bm25
 
-__all__ = ["KB_PHRASES", "make_kb"]
+__all__ = ["KbWriting", "kb_phrases", "make_kb"]
 
 FIRST_NAMES = [
     a + b
@@ -43,20 +44,6 @@ DISTRACTORS = ["tailor", "banker", "lawyer", "baker", "driver", "painter", "gard
 YEARS = [str(year) for year in range(1970, 1990)]
 CHAIN_MARKS = ("first", "second")
 ASIDE = "aside"
-
-KB_PHRASES = (
-    "<think>",
-    "</think>",
-    "<search>",
-    "</search>",
-    "<information>",
-    "</information>",
-    "<answer>",
-    "</answer>",
-    'Doc 1(Title: "',
-    *(f" {year}" for year in YEARS),
-)
-"""Strings of the transcript that a toy tokenizer makes one token each."""
 
 Search = tuple[str, str]
 """What one document states and one search asks for: ``("Karo Venner", "mentor")``."""
@@ -119,10 +106,34 @@ class Demonstrator:
     max_turns: int
 
 
+@dataclass(frozen=True, slots=True)
+class KbWriting:
+    """How demonstrations are written in one dialect.
+
+    Attributes:
+        write_search: from a query to the action that asks for it.
+        write_observation: from a query and what it found to the reply.
+        phrases: strings of this dialect that a toy tokenizer makes one token each.
+
+    Example: ``write_search("Karo Venner mentor") == "<search> Karo Venner mentor</search>"``
+    """
+
+    write_search: Callable[[str], str]
+    write_observation: Callable[[str, Sequence[Document]], Piece]
+    phrases: tuple[str, ...]
+
+
+def kb_phrases(writing: KbWriting) -> tuple[str, ...]:
+    """Strings of the transcript that a toy tokenizer makes one token each."""
+    years = (f" {year}" for year in YEARS)
+    answer = ("<answer>", "</answer>")
+    return ("<think>", "</think>", *writing.phrases, *answer, 'Doc 1(Title: "', *years)
+
+
 def make_kb(
     directory: Path,
     *,
-    format_observation: Callable[[Sequence[Document]], str],
+    writing: KbWriting,
     seed: int = 0,
     num_train: int = 4000,
     num_heldout: int = 400,
@@ -143,7 +154,7 @@ def make_kb(
 
     Args:
         directory: where the files go; made where missing.
-        format_observation: the text that an agent reads after a search, as the rollout formats it.
+        writing: the dialect of the demonstrations, as the rollout writes it.
         seed: of all random choices.
         num_train: training questions, all different.
         num_heldout: held-out questions, about entities that no training question or fact names.
@@ -182,11 +193,11 @@ def make_kb(
     demonstrator = Demonstrator(noise, slip, hurry, max_turns)
     solved = [rng.choice(train) for _ in range(num_demonstrations)]
     solutions = [_demonstrate(rng, chains, facts, relations, demonstrator) for chains in solved]
-    observe = _observations(directory / "index", solutions, format_observation)
+    observe = _observations(directory / "index", solutions, writing)
     write_demonstrations(
         directory / "demonstrations.jsonl",
         (
-            _demonstration(f"kb-demonstration-{row}", chains, solution, observe)
+            _demonstration(f"kb-demonstration-{row}", chains, solution, writing, observe)
             for row, (chains, solution) in enumerate(zip(solved, solutions, strict=True))
         ),
     )
@@ -339,8 +350,8 @@ def _demonstrate(
 def _observations(
     index: Path,
     solutions: Sequence[Solution],
-    format_observation: Callable[[Sequence[Document]], str],
-) -> dict[Search, str]:
+    writing: KbWriting,
+) -> dict[Search, Piece]:
     """What the agent reads after each search that some demonstration makes."""
     searches = sorted({search for solution in solutions for _, search in solution.turns})
     found = Bm25Retriever(index).search([" ".join(search) for search in searches], topk=1)
@@ -348,7 +359,7 @@ def _observations(
         if not documents[0].text.startswith(f"{subject} {relation} :"):
             raise DataError(f"{index}: '{subject} {relation}' finds {documents[0].contents!r}")
     return {
-        search: format_observation(documents)
+        search: writing.write_observation(" ".join(search), documents)
         for search, documents in zip(searches, found, strict=True)
     }
 
@@ -357,13 +368,14 @@ def _demonstration(
     identifier: str,
     chains: Sequence[Chain],
     solution: Solution,
-    observe: Mapping[Search, str],
+    writing: KbWriting,
+    observe: Mapping[Search, Piece],
 ) -> Demonstration:
-    pieces: list[tuple[str, bool]] = []
+    pieces: list[Piece] = []
     for thought, search in solution.turns:
-        text = f"<think> {thought}</think><search> {' '.join(search)}</search>"
-        pieces += [(text, True), (observe[search], False)]
-    answer = " ".join(solution.years)
-    pieces.append((f"<think> {solution.conclusion}</think><answer> {answer}</answer>", True))
+        text = f"<think> {thought}</think>{writing.write_search(' '.join(search))}"
+        pieces += [Piece(text, trained=True), observe[search]]
+    text = f"<think> {solution.conclusion}</think><answer> {' '.join(solution.years)}</answer>"
+    pieces.append(Piece(text, trained=True))
     messages = ({"role": "user", "content": _question(chains)},)
     return Demonstration(identifier, messages, tuple(pieces), ends=False)

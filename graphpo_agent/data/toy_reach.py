@@ -15,7 +15,7 @@ from pathlib import Path
 
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.types import Demonstration, Task
+from graphpo_agent.types import Demonstration, Piece, Task
 
 __all__ = ["REACH_OPERATIONS", "make_reach", "reach_phrases"]
 
@@ -218,9 +218,8 @@ def _demonstration(
     identifier: str, rng: random.Random, question: Question, limit: int, walker: Walker
 ) -> Demonstration:
     text = " ;".join(_walk(rng, question, limit, walker))
-    return Demonstration(
-        identifier, ({"role": "user", "content": question.text},), ((text, True),), ends=True
-    )
+    messages = ({"role": "user", "content": question.text},)
+    return Demonstration(identifier, messages, (Piece(text, trained=True),), ends=True)
 
 
 def _walk(rng: random.Random, question: Question, limit: int, walker: Walker) -> Iterator[str]:

@@ -14,7 +14,8 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from graphpo_agent.errors import ModelError
-from graphpo_agent.types import Message
+from graphpo_agent.protocols import TurnBreak
+from graphpo_agent.types import Message, Prompt
 
 __all__ = ["HfTokenizer", "check_model_directory"]
 
@@ -75,6 +76,7 @@ class HfTokenizer:
         self._control_pattern = _any_of(self._control)
         self._control_ids = frozenset(self._control.values()) - {cast(int, tokenizer.unk_token_id)}
         opening = cast(list[int], tokenizer("")["input_ids"])
+        self._turn_breaks: dict[str, TurnBreak] = {}
         self._bos = [i for i in opening if i == tokenizer.bos_token_id]
 
     @classmethod
@@ -107,8 +109,8 @@ class HfTokenizer:
         assert isinstance(text, str)
         return text
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, up to where the policy answers.
+    def render(self, prompt: Prompt) -> list[int]:
+        """Token ids of a conversation, up to where the policy answers, or of a plain text.
 
         The template is rendered with placeholders for the contents. Its control tokens become
         ids; the text between two of them, contents filled in, is encoded as plain text.
@@ -117,11 +119,39 @@ class HfTokenizer:
         Raises:
             ModelError: the chat template refuses these messages.
         """
-        contents = [message["content"] for message in messages]
+        if isinstance(prompt, str):
+            return [*self._bos, *self.encode(prompt)]
+        contents = [message["content"] for message in prompt]
         if self.hf.chat_template is None:
             return [*self._bos, *self.encode("\n".join(contents))]
+        return self._template_ids(self._rendered(prompt), contents)
+
+    def turn_break(self, role: str) -> TurnBreak:
+        """What the chat template puts around a message that replies to the policy.
+
+        Without a chat template it is a line break on either side.
+
+        Raises:
+            ModelError: the chat template refuses such a message.
+        """
+        if role not in self._turn_breaks:
+            self._turn_breaks[role] = self._turn_break(role)
+        return self._turn_breaks[role]
+
+    def _turn_break(self, role: str) -> TurnBreak:
+        if self.hf.chat_template is None:
+            line_break = tuple(self.encode("\n"))
+            return TurnBreak(line_break, line_break)
+        roles = ("user", "assistant", role)
+        rendered = self._rendered([{"role": each, "content": ""} for each in roles])
+        # Of three placeholders: what is between the last two, and what follows the last.
+        opening, closing = _PLACEHOLDER.split(rendered)[-3::2]
+        return TurnBreak(tuple(self._template_ids(opening)), tuple(self._template_ids(closing)))
+
+    def _template_ids(self, text: str, contents: Sequence[str] = ()) -> list[int]:
+        """Token ids of a template's output, its control tokens as such, contents filled in."""
         token_ids: list[int] = []
-        for plain, control in _runs(self._rendered(messages), contents, self._control_pattern):
+        for plain, control in _runs(text, contents, self._control_pattern):
             token_ids += self.encode(plain)
             if control:
                 token_ids.append(self._control[control])

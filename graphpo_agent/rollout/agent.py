@@ -6,10 +6,11 @@ from math import nan
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Policy, Scheduler, Tool
-from graphpo_agent.rollout.dialects import (
+from graphpo_agent.rollout.dialects.base import (
     Action,
     Dialect,
     FinalAnswer,
+    InvalidAction,
     Observation,
     ToolCall,
     encode_observation,
@@ -19,6 +20,8 @@ from graphpo_agent.types import (
     Completion,
     Context,
     Document,
+    FailureKind,
+    Outcome,
     PathState,
     SampleRequest,
     SamplingParams,
@@ -37,15 +40,31 @@ class AgentMemory:
 
     Example: after one search that found two documents and one turn without an action::
 
-        AgentMemory(documents_found=(doc_7, doc_3), tool_calls=1, invalid_actions=1)
+        AgentMemory(
+            turns=("<search> karo </search>", "hm"),
+            documents_found=(doc_7, doc_3),
+            tool_calls=1,
+            invalid_actions=1,
+        )
     """
 
+    turns: tuple[str, ...] = ()
+    """The policy's own text of each turn."""
     documents_found: tuple[Document, ...] = ()
     """Each once, in order of first retrieval; a document that truncation cut away whole is not."""
     tool_calls: int = 0
     """Calls whose observation the path holds."""
     invalid_actions: int = 0
     """Turns that were answered by the invalid-action message."""
+
+
+_STATUS_OF_FAILURE: Mapping[FailureKind | None, StepStatus] = {
+    None: "ok",
+    "bad_arguments": "tool_error",
+    "no_result": "tool_error",
+    "rate_limit": "tool_outage",
+    "transient": "tool_outage",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +74,7 @@ class _Turn:
     before: PathState
     completion: Completion
     text: str
-    action: Action | None
+    action: Action
     room: int
     end: StepStatus | None
 
@@ -76,10 +95,12 @@ class TurnExpander:
     log-probability NaN). What a turn leads to:
 
     * a final answer: terminal, ``answered``; the answer is what this turn's own tokens say;
-    * a tool call: the tool's result as observation, ``ok`` (``tool_error`` where the call failed);
-    * neither: the dialect's invalid-action message as observation, ``invalid_action``; the turn
-      counts. An end-of-sequence token sampled there stays in the path, before the message, so that
-      the policy is trained on exactly what it did;
+    * a tool call: the tool's result as observation, ``ok``; ``tool_error`` where what was asked for
+      cannot be done or is not there, ``tool_outage`` where the outside world failed, which the
+      path's ``outages`` counts;
+    * neither: the dialect's correction as observation, ``invalid_action``; the turn counts. An
+      end-of-sequence token sampled there stays in the path, before the correction, so that the
+      policy is trained on exactly what it did;
     * the last allowed turn without an answer: terminal, ``out_of_turns``; its call is not run;
     * no room for another token after the turn, or after the observation (which is then left
       out): terminal, ``out_of_length``.
@@ -155,12 +176,18 @@ class TurnExpander:
         turn = self._read(policy, state, await scheduler.sample(request, sampling))
         if turn.end is not None:
             return _last_step(turn, turn.end)
-        if not isinstance(turn.action, ToolCall):
-            invalid = _Reply(self._dialect.invalid_action, (), "invalid_action")
+        if isinstance(turn.action, InvalidAction):
+            invalid = _Reply(self._dialect.correction(turn.action), (), "invalid_action")
             return self._step(policy, turn, invalid, tool_calls=0)
+        assert isinstance(turn.action, ToolCall)  # a final answer has ended the path
         tool = self._tools[turn.action.tool]
         result, made = await scheduler.call(tool, turn.action.arguments)
-        return self._step(policy, turn, self._reply(result), tool_calls=int(made))
+        return self._step(policy, turn, self._reply(turn.action, result), tool_calls=int(made))
+
+    def outcome(self, state: PathState) -> Outcome:
+        """The policy's own words and answer, and the documents it was shown."""
+        memory: AgentMemory = state.memory
+        return Outcome(state.response, state.answer, memory.turns, memory.documents_found)
 
     def _room(self, policy: Policy, path: PathState, context: Context) -> int:
         return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)
@@ -178,26 +205,29 @@ class TurnExpander:
             end = "out_of_turns"
         return _Turn(before, completion, text, action, room, end)
 
-    def _reply(self, result: ToolResult) -> _Reply:
-        status: StepStatus = "ok" if result.error is None else "tool_error"
-        return _Reply(self._dialect.observation(result), result.documents, status)
+    def _reply(self, call: ToolCall, result: ToolResult) -> _Reply:
+        observation = self._dialect.observation(call, result)
+        return _Reply(observation, result.documents, _STATUS_OF_FAILURE[result.failure])
 
     def _step(self, policy: Policy, turn: _Turn, reply: _Reply, tool_calls: int) -> Step:
+        sampled = turn.completion.token_ids
+        ended = sampled[-1] if turn.completion.finish_reason == "eos" else None
         observed, shown = encode_observation(
-            policy.tokenizer, reply.observation, self._max_observation_tokens
+            policy.tokenizer, reply.observation, self._max_observation_tokens, after_eos=ended
         )
         if len(observed) >= turn.room:
             return _last_step(turn, "out_of_length", tool_calls)
         memory: AgentMemory = turn.before.memory
         invalid = reply.status == "invalid_action"
-        sampled = turn.completion.token_ids
         return Step(
             state=replace(
                 turn.before,
                 context=policy.extend(turn.completion.context, observed),
                 depth=turn.before.depth + 1,
                 response=_join(turn.before.response, turn.text),
+                outages=turn.before.outages + (reply.status == "tool_outage"),
                 memory=AgentMemory(
+                    turns=(*memory.turns, turn.text),
                     documents_found=_union(memory.documents_found, reply.documents[:shown]),
                     tool_calls=memory.tool_calls + (not invalid),
                     invalid_actions=memory.invalid_actions + invalid,
@@ -215,6 +245,7 @@ class TurnExpander:
 def _last_step(turn: _Turn, status: StepStatus, tool_calls: int = 0) -> Step:
     """The edge of a turn after which the path ends: sampled tokens only."""
     answer = turn.action.text if isinstance(turn.action, FinalAnswer) else None
+    memory: AgentMemory = turn.before.memory
     return Step(
         state=replace(
             turn.before,
@@ -222,6 +253,7 @@ def _last_step(turn: _Turn, status: StepStatus, tool_calls: int = 0) -> Step:
             depth=turn.before.depth + 1,
             response=_join(turn.before.response, turn.text),
             answer=answer,
+            memory=replace(memory, turns=(*memory.turns, turn.text)),
         ),
         token_ids=turn.completion.token_ids,
         loss_mask=(1,) * len(turn.completion.token_ids),

@@ -1,4 +1,4 @@
-"""Text to vectors without weights. Encoders are in ``graphpo_agent.rollout.encoder``."""
+"""Text to vectors without weights. Encoders are in ``graphpo_agent.encoder``."""
 
 from collections.abc import Sequence
 

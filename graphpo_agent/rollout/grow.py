@@ -30,7 +30,6 @@ from graphpo_agent.protocols import (
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.types import (
-    Outcome,
     PathState,
     SamplingParams,
     StateDescription,
@@ -106,6 +105,8 @@ class Grower:
         embedder: turns descriptions into vectors; None where keys are all there is.
         reward_fn: the verifier.
         truncated: what a path at its limit is, ``terminal`` (judged) or ``early_stopped``.
+        outages: a finished path on which a tool call met an outage of the outside world is judged
+            (``score``) or left unscored, as if it had been stopped early (``drop``).
         overlap: tools, embedders and verifiers run beside the sampling; off makes a run
             repeatable to the bit.
     """
@@ -115,6 +116,7 @@ class Grower:
     describer: StateDescriber | None = None
     embedder: Embedder | None = None
     truncated: Literal["terminal", "early_stopped"] = "terminal"
+    outages: Literal["drop", "score"] = "drop"
     overlap: bool = True
 
     def grow(
@@ -273,12 +275,14 @@ class Grower:
 
     def _is_judged(self, step: Step) -> bool:
         cut = step.status in ("out_of_length", "out_of_turns")
-        return step.terminal and not (cut and self.truncated == "early_stopped")
+        unscored = (cut and self.truncated == "early_stopped") or (
+            step.state.outages > 0 and self.outages == "drop"
+        )
+        return step.terminal and not unscored
 
     def judge(self, state: PathState) -> float:
         """The verifier's reward of a finished path; RewardError unless it is in [0, 1]."""
-        outcome = Outcome(state.response, state.answer, num_turns=state.depth)
-        reward = float(self.reward_fn(state.task, outcome))
+        reward = float(self.reward_fn(state.task, self.expander.outcome(state)))
         if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
             raise RewardError(
                 f"task {state.task.id}: the verifier returned {reward}, which is outside [0, 1]; "

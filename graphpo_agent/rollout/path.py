@@ -1,13 +1,13 @@
 """What both modes do with a path: write its prompt, open it, measure the room it has left."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.protocols import Policy
-from graphpo_agent.types import Context, Message, PathState, Task
+from graphpo_agent.types import Context, PathState, Prompt, Task
 
 __all__ = ["check_template", "fill_template", "open_path", "room_left"]
+
 
 _SLOT = "{question}"
 
@@ -36,13 +36,13 @@ def fill_template(template: str, question: str) -> str:
     return template.replace(_SLOT, question)
 
 
-def open_path(policy: Policy, task: Task, messages: Sequence[Message], memory: Any) -> PathState:
-    """The root of a graph: the rendered prompt of a task, nothing generated yet.
+def open_path(policy: Policy, task: Task, prompt: Prompt, memory: Any) -> PathState:
+    """The root of a graph: the prompt of a task, nothing generated yet.
 
     Raises:
         DataError: the prompt leaves no room for a single token in the policy's context.
     """
-    token_ids = policy.tokenizer.render(messages)
+    token_ids = policy.tokenizer.render(prompt)
     if len(token_ids) >= policy.max_context_tokens:
         raise DataError(
             f"task {task.id!r}: its prompt has {len(token_ids)} tokens and leaves no room in the "

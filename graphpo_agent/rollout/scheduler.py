@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _TURNS = 4
 """Turns of the event loop from a completion to the requests of its graph's next layer."""
+_OUTAGES = frozenset(("rate_limit", "transient"))
 _TOOL_BATCHES = 8
 """Batches of calls that one tool works on at once; further calls gather in the next batch."""
 
@@ -103,14 +104,15 @@ class PolicyScheduler:
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
         """A tool's result, and whether this call was made for it.
 
-        It was not where an equal call has been made before; only a failed one is made again.
+        It was not where an equal call has been made before; only one that met an outage is made
+        again.
 
         Raises:
             ToolError: the tool cannot go on, or gives too few or too many results.
         """
         key = (id(tool), json.dumps(arguments, sort_keys=True))
         known = self._results.get(key)
-        if known is not None and not (known.done() and known.result().error is not None):
+        if known is not None and not (known.done() and known.result().failure in _OUTAGES):
             return await known, False
         self._results[key] = asyncio.ensure_future(self._call(tool, arguments))
         return await self._results[key], True

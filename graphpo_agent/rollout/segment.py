@@ -8,6 +8,7 @@ from graphpo_agent.types import (
     Completion,
     Context,
     Message,
+    Outcome,
     PathState,
     SampleRequest,
     SamplingParams,
@@ -85,6 +86,10 @@ class SegmentExpander:
         request = self._request(scheduler.policy, state, seed)
         completion = await scheduler.sample(request, sampling)
         return self._step(scheduler.policy, state, completion)
+
+    def outcome(self, state: PathState) -> Outcome:
+        """The response as a whole; the mode marks no answer in it."""
+        return Outcome(state.response)
 
     def _room(self, policy: Policy, path: PathState, context: Context) -> int:
         return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)

@@ -13,7 +13,7 @@ from graphpo_agent.data.tasks import (
     write_tasks,
 )
 from graphpo_agent.errors import DataError
-from graphpo_agent.types import Demonstration, Task
+from graphpo_agent.types import Demonstration, Piece, Task
 
 GOOD_TASK = {"id": "a", "question": "q", "answers": ["1"], "metadata": {"hops": 2}}
 GOOD_DEMONSTRATION = {
@@ -58,8 +58,8 @@ demonstration_lists = st.lists(
         messages=st.lists(
             st.fixed_dictionaries({"role": texts, "content": texts}), min_size=1, max_size=3
         ).map(tuple),
-        pieces=st.lists(st.tuples(texts, st.booleans()), max_size=3).map(
-            lambda pieces: (*pieces, ("x", True))
+        pieces=st.lists(st.builds(Piece, texts, st.booleans(), st.none() | texts), max_size=3).map(
+            lambda pieces: (*pieces, Piece("x", trained=True))
         ),
         ends=st.booleans(),
     ),

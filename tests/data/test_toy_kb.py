@@ -6,18 +6,15 @@ import pytest
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.data.toy_kb import make_kb
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.toy import WRITINGS
 from retrievers.bm25 import Bm25Retriever
-from tools.search import format_documents
 
+WRITING = WRITINGS["search_r1"]
 SMALL = {"num_train": 200, "num_heldout": 50, "num_demonstrations": 200, "num_entities": 120}
 
 
-def observation(documents):
-    return f"\n\n<information>{format_documents(documents).strip()}</information>\n\n"
-
-
 def world(directory, **knobs):
-    make_kb(directory, format_observation=observation, **{**SMALL, **knobs})
+    make_kb(directory, writing=WRITING, **{**SMALL, **knobs})
     return load_tasks(directory / "train.jsonl"), load_tasks(directory / "heldout.jsonl")
 
 
@@ -49,7 +46,7 @@ def follow(question, facts):
 def test_the_default_world_has_ten_thousand_documents_and_search_always_finds_the_right_one(
     tmp_path,
 ):
-    make_kb(tmp_path, format_observation=observation, num_train=10, num_demonstrations=1)
+    make_kb(tmp_path, writing=WRITING, num_train=10, num_demonstrations=1)
     facts = facts_of(tmp_path)
     assert len(facts) >= 10_000
     queries = [" ".join(key) for key in facts]
@@ -108,7 +105,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(tmp_path):
 
 
 def turns_of(demonstration):
-    return [text for text, trained in demonstration.pieces if trained]
+    return [piece.text for piece in demonstration.pieces if piece.trained]
 
 
 SEARCH_TURN = re.compile(
@@ -128,12 +125,16 @@ def test_demonstrations_hold_what_the_retriever_really_returns(tmp_path):
     for d in load_demonstrations(tmp_path / "demonstrations.jsonl"):
         assert d.messages[0]["content"] in questions
         assert not d.ends
-        assert [trained for _, trained in d.pieces] == [True, False] * (len(d.pieces) // 2) + [True]
-        for (turn, _), (seen, _) in zip(d.pieces[::2], d.pieces[1::2], strict=False):
-            match = SEARCH_TURN.fullmatch(turn)
+        assert [piece.trained for piece in d.pieces] == [True, False] * (len(d.pieces) // 2) + [
+            True
+        ]
+        for turn, seen in zip(d.pieces[::2], d.pieces[1::2], strict=False):
+            match = SEARCH_TURN.fullmatch(turn.text)
             assert match is not None and match["plan"] == match["query"]
-            assert seen == observation(retriever.search([match["query"]], 1)[0])
-        last = LAST_TURN.fullmatch(d.pieces[-1][0])
+            assert seen == WRITING.write_observation(
+                match["query"], retriever.search([match["query"]], 1)[0]
+            )
+        last = LAST_TURN.fullmatch(d.pieces[-1].text)
         assert last is not None and last["answer"] == f"{last['one']} {last['two']}"
 
 
@@ -141,7 +142,7 @@ def test_a_note_repeats_what_was_just_found_and_what_it_leads_to(tmp_path):
     world(tmp_path, hops=3)
     num_notes = 0
     for d in load_demonstrations(tmp_path / "demonstrations.jsonl"):
-        turns, seen = turns_of(d), [text for text, trained in d.pieces if not trained]
+        turns, seen = turns_of(d), [piece.text for piece in d.pieces if not piece.trained]
         for before, observed, turn in zip(turns, seen, turns[1:], strict=False):
             mark = SEARCH_TURN.fullmatch(before)["mark"]
             note = (SEARCH_TURN.fullmatch(turn) or LAST_TURN.fullmatch(turn))["note"]
@@ -165,7 +166,7 @@ def accuracy(directory, train):
     answers = {task.question: task.answers[0] for task in train}
     demonstrations = load_demonstrations(directory / "demonstrations.jsonl")
     right = [
-        f"<answer> {answers[d.messages[0]['content']]}</answer>" in d.pieces[-1][0]
+        f"<answer> {answers[d.messages[0]['content']]}</answer>" in d.pieces[-1].text
         for d in demonstrations
     ]
     return sum(right) / len(right), max(len(turns_of(d)) for d in demonstrations)

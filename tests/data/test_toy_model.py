@@ -6,21 +6,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
-from graphpo_agent.data.toy_kb import KB_PHRASES, make_kb
+from graphpo_agent.data.toy_kb import kb_phrases, make_kb
 from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
 from graphpo_agent.errors import ConfigError
-from tools.search import format_documents
+from graphpo_agent.toy import WRITINGS
 
-
-def observation(documents):
-    return f"\n\n<information>{format_documents(documents).strip()}</information>\n\n"
+WRITING = WRITINGS["search_r1"]
 
 
 def texts_of(directory):
     for demonstration in load_demonstrations(directory / "demonstrations.jsonl"):
         yield demonstration.messages[0]["content"]
-        yield from (text for text, _ in demonstration.pieces)
+        yield from (piece.text for piece in demonstration.pieces)
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +26,13 @@ def kb(tmp_path_factory):
     directory = tmp_path_factory.mktemp("kb")
     make_kb(
         directory,
-        format_observation=observation,
+        writing=WRITING,
         num_train=500,
         num_heldout=100,
         num_demonstrations=1000,
         num_entities=120,
     )
-    size = make_toy_model(directory / "model", texts_of(directory), phrases=KB_PHRASES)
+    size = make_toy_model(directory / "model", texts_of(directory), phrases=kb_phrases(WRITING))
     return directory, size, AutoTokenizer.from_pretrained(directory / "model")
 
 
@@ -49,10 +47,10 @@ def test_every_word_of_the_agents_transcript_is_one_token(kb):
             demonstration.messages, add_generation_prompt=True, return_dict=False
         )
         assert len(rendered) <= 40
-        for text, trained in demonstration.pieces:
-            words = re.sub(r"</?\w+>", r" \g<0> ", text).split()
-            tokens = pieces(tokenizer, text)
-            if trained:
+        for piece in demonstration.pieces:
+            words = re.sub(r"</?\w+>", r" \g<0> ", piece.text).split()
+            tokens = pieces(tokenizer, piece.text)
+            if piece.trained:
                 assert [token.strip() for token in tokens] == words
             else:
                 assert len(tokens) <= 15

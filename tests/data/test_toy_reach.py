@@ -21,7 +21,7 @@ def solved(directory, train):
     tasks = {task.question: task for task in train}
     demonstrations = load_demonstrations(directory / "demonstrations.jsonl")
     return [
-        reach_reward(tasks[d.messages[0]["content"]], Outcome("".join(t for t, _ in d.pieces)))
+        reach_reward(tasks[d.messages[0]["content"]], Outcome("".join(p.text for p in d.pieces)))
         for d in demonstrations
     ]
 
@@ -78,7 +78,7 @@ def test_a_perfect_demonstrator_always_succeeds_by_the_shortest_path(tmp_path):
     assert set(solved(tmp_path, train)) == {1.0}
     distances = {task.question: task.metadata["distance"] for task in train}
     for d in load_demonstrations(tmp_path / "demonstrations.jsonl"):
-        assert d.ends and d.pieces[0][0].count("=") == distances[d.messages[0]["content"]]
+        assert d.ends and d.pieces[0].text.count("=") == distances[d.messages[0]["content"]]
 
 
 def test_demonstrations_get_worse_with_less_skill_and_more_slips(tmp_path):
@@ -96,9 +96,9 @@ def test_demonstrations_solve_training_questions_within_the_lines(tmp_path):
     train, _ = world(tmp_path, max_lines=7, skill=0.2)
     questions = {task.question for task in train}
     for d in load_demonstrations(tmp_path / "demonstrations.jsonl"):
-        [(text, trained)] = d.pieces
-        assert d.messages[0]["content"] in questions and trained
-        assert re.fullmatch(r"( [+*-]\d = \d+ ;){0,6} [+*-]\d = \d+", text)
+        [piece] = d.pieces
+        assert d.messages[0]["content"] in questions and piece.trained
+        assert re.fullmatch(r"( [+*-]\d = \d+ ;){0,6} [+*-]\d = \d+", piece.text)
 
 
 @pytest.mark.parametrize("operation", REACH_OPERATIONS)

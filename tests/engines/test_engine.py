@@ -13,7 +13,7 @@ from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptio
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError, GraphError, ModelError, RunError
 from graphpo_agent.rollout.scheduler import complete
-from graphpo_agent.types import Demonstration, SampleRequest, SamplingParams
+from graphpo_agent.types import Demonstration, Piece, SampleRequest, SamplingParams
 from tests.engines.graphs import random_sample, with_rollout_logprobs
 
 UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, warmup_steps=3, seed=5)
@@ -24,9 +24,9 @@ DEMONSTRATIONS = [
         id=f"d{i}",
         messages=({"role": "user", "content": "who mentored karo venn?"},),
         pieces=(
-            ("<search> karo venn </search>", True),
-            (f" born in {1921 + i}\n", False),
-            ("<answer> orla </answer>", True),
+            Piece("<search> karo venn </search>", trained=True),
+            Piece(f" born in {1921 + i}\n", trained=False),
+            Piece("<answer> orla </answer>", trained=True),
         ),
     )
     for i in range(3)
@@ -208,7 +208,7 @@ def test_an_update_releases_the_policys_contexts(make_model, tokenizer):
 
 def test_imitation_trains_the_trained_pieces_and_the_end(make_model, tokenizer):
     model = make_model()
-    pieces = [tokenizer.encode(text) for text, _ in DEMONSTRATIONS[0].pieces]
+    pieces = [tokenizer.encode(piece.text) for piece in DEMONSTRATIONS[0].pieces]
     prompt = tokenizer.render(DEMONSTRATIONS[0].messages)
     row = [*prompt, *pieces[0], *pieces[1], *pieces[2], tokenizer.eos_id]
     with torch.no_grad():
@@ -235,8 +235,8 @@ def test_the_imitation_rate_rises_and_falls_linearly():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pieces": (("seen", False),)}, "d0: no trained piece"),
-        ({"pieces": (("x " * 200, True),)}, "d0: .* context holds 128"),
+        ({"pieces": (Piece("seen", trained=False),)}, "d0: no trained piece"),
+        ({"pieces": (Piece("x " * 200, trained=True),)}, "d0: .* context holds 128"),
     ],
 )
 def test_a_useless_demonstration_is_one_line(make_model, tokenizer, change, message):

@@ -87,3 +87,26 @@ def test_a_missing_directory_is_one_line(name):
 def test_a_directory_without_a_tokenizer_is_one_line(tmp_path: Path):
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is missing"):
         HfTokenizer.load(str(tmp_path))
+
+
+def test_a_turn_break_is_what_the_chat_template_writes_around_a_reply(tokenizer, tokenizer_dir):
+    messages = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "karo"}]
+    reference = AutoTokenizer.from_pretrained(tokenizer_dir)
+    for role in ("user", "tool"):
+        around = tokenizer.turn_break(role)
+        reply = [{"role": role, "content": "the city"}]
+        expected = reference.apply_chat_template(messages + reply, add_generation_prompt=True)
+        prompt = tokenizer.render(messages[:1])
+        own, observed = tokenizer.encode("karo"), tokenizer.encode("the city")
+        whole = [*prompt, *own, *around.opening, *observed, *around.closing]
+        assert whole == expected["input_ids"]
+    assert tokenizer.turn_break("tool") != tokenizer.turn_break("user")
+
+
+def test_without_a_chat_template_a_turn_break_is_a_line_break(tokenizer_dir, tmp_path):
+    directory = shutil.copytree(tokenizer_dir, tmp_path / "plain")
+    (directory / "chat_template.jinja").unlink()
+    tokenizer = HfTokenizer.load(str(directory))
+    around = tokenizer.turn_break("user")
+    assert list(around.opening) == list(around.closing) == tokenizer.encode("\n")
+    assert tokenizer.render("plain <|im_end|>") == tokenizer.encode("plain <|im_end|>")

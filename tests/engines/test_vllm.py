@@ -28,7 +28,7 @@ from graphpo_agent.engines.vllm_start import VllmOptions
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout import scheduler
-from graphpo_agent.types import Completion, Demonstration, SampleRequest, SamplingParams
+from graphpo_agent.types import Completion, Demonstration, Piece, SampleRequest, SamplingParams
 from tests.engines.tiny import save_tokenizer
 from tests.worlds import ROOT, run_arguments, sft_overrides, start_command
 
@@ -40,7 +40,7 @@ EXTRA_IDS = 30  # embeddings beyond the tokenizer's vocabulary, as many models h
 OPTIONS = VllmOptions(max_sequences=16, kv_cache_gib=0.1)
 PROMPT = [5, 9, 30]
 SAMPLING = SamplingParams()
-LESSON = Demonstration("1", ({"role": "user", "content": "1 + 1"},), (("2 .", True),))
+LESSON = Demonstration("1", ({"role": "user", "content": "1 + 1"},), (Piece("2 .", trained=True),))
 
 
 @pytest.fixture(scope="module")

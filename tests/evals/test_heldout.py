@@ -10,7 +10,7 @@ from tests.rollout.test_grow import NoPolicy, Walk, tasks
 
 
 def even(task: Task, outcome: Outcome) -> float:
-    return float(outcome.num_turns % 2 == 0)
+    return float(len(outcome.turns) % 2 == 0)
 
 
 def run(count: int, samples: int, seed: int = 0):  # type: ignore[no-untyped-def]

@@ -4,14 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphpo_agent.protocols import Expander, Policy, StateDescriber
+from graphpo_agent.protocols import Expander, Policy, StateDescriber, TurnBreak
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.types import (
     Completion,
     Document,
+    FailureKind,
+    Finding,
     FinishReason,
-    Message,
     PathState,
+    Prompt,
     SampleRequest,
     SamplingParams,
     StateDescription,
@@ -55,12 +57,18 @@ class ByteTokenizer:
         ]
         return b"".join(parts).decode(errors="replace")
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
+    def render(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.encode(prompt)
         ids: list[int] = []
-        for message in messages:
+        for message in prompt:
             content = f"{message['role']}\n{message['content']}"
             ids += [START, *self.encode(content), END_OF_MESSAGE]
         return [*ids, START]
+
+    def turn_break(self, role: str) -> TurnBreak:
+        opening = (EOS, START, *self.encode(f"{role}\n"))
+        return TurnBreak(opening, (END_OF_MESSAGE, START))
 
 
 @dataclass(frozen=True)
@@ -169,6 +177,8 @@ class Library:
     """A tool that answers queries with the documents it was given, and keeps the queries."""
 
     name = "search"
+    description = "Finds documents on its shelves."
+    failure: FailureKind = "no_result"
     schema: Mapping[str, Any] = {"type": "object", "properties": {"query": {"type": "string"}}}
 
     def __init__(self, documents: Mapping[str, Sequence[Document]]) -> None:
@@ -181,5 +191,5 @@ class Library:
 
     def _answer(self, query: str) -> ToolResult:
         if query not in self._documents:
-            return ToolResult(text=f"no shelf for {query}", error="no such shelf")
-        return ToolResult(text="", documents=tuple(self._documents[query]))
+            return ToolResult(text=f"no shelf for {query}", failure=self.failure)
+        return ToolResult(findings=(Finding(query, tuple(self._documents[query])),))

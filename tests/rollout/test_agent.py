@@ -7,12 +7,17 @@ from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.rollout.agent import AgentMemory, TurnExpander
-from graphpo_agent.rollout.dialects import SearchR1Dialect
+from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
+from graphpo_agent.rollout.dialects.base import InvalidAction
+from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
+from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.types import Document, PathState, SamplingParams, Step, Task
 from retrievers.bm25 import Bm25Retriever, build_bm25
 from tests.rollout.scripted import (
+    END_OF_MESSAGE,
     EOS,
     SPECIAL_SPELLING,
+    START,
     ByteTokenizer,
     Library,
     ScriptedPolicy,
@@ -26,7 +31,9 @@ SAMPLING = SamplingParams()
 KARO = Document("7", '"Karo Venn"\nmentor : Lita Bosdal')
 LITA = Document("3", '"Lita Bosdal"\nborn : 1987')
 SHELVES = {"Karo": (KARO,), "Lita": (LITA, KARO), "both": (KARO, LITA)}
-INVALID = SearchR1Dialect.invalid_action.text
+_ACTION = SearchR1Dialect().parse("")
+assert isinstance(_ACTION, InvalidAction)
+INVALID = SearchR1Dialect().correction(_ACTION).text
 
 
 def make(tool=None, **options):
@@ -106,12 +113,20 @@ def test_states_and_memory_along_a_path():
     assert [step.status for step in steps] == ["ok", "invalid_action", "ok", "answered"]
     assert [step.tool_calls for step in steps] == [1, 0, 1, 0]
     assert [step.state.depth for step in steps] == [1, 2, 3, 4]
+    said = (
+        "<think> mentor </think> <search> Karo </search>",
+        "hmm",
+        "<search> Lita </search>",
+        "<think> so </think> <answer> 1987 </answer>",
+    )
     assert [step.state.memory for step in steps] == [
-        AgentMemory((KARO,), 1, 0),
-        AgentMemory((KARO,), 1, 1),
-        AgentMemory((KARO, LITA), 2, 1),
-        AgentMemory((KARO, LITA), 2, 1),
+        AgentMemory(said[:1], (KARO,), 1, 0),
+        AgentMemory(said[:2], (KARO,), 1, 1),
+        AgentMemory(said[:3], (KARO, LITA), 2, 1),
+        AgentMemory(said, (KARO, LITA), 2, 1),
     ]
+    outcome = make().outcome(steps[-1].state)
+    assert (outcome.answer, outcome.turns, outcome.documents) == ("1987", said, (KARO, LITA))
     assert steps[-1].state.answer == "1987" and steps[-2].state.answer is None
     assert steps[-1].state.response == (
         "<think> mentor </think> <search> Karo </search>\nhmm\n"
@@ -184,7 +199,8 @@ def test_failed_tool_call_is_an_observation():
     assert (steps[0].status, steps[0].terminal, steps[0].tool_calls) == ("tool_error", False, 1)
     said = ByteTokenizer().decode(steps[0].token_ids)
     assert said.endswith("\n\n<information>no shelf for nowhere</information>\n\n")
-    assert steps[0].state.memory == AgentMemory((), 1, 0)
+    assert steps[0].state.memory == AgentMemory(("<search> nowhere </search>",), (), 1, 0)
+    assert steps[0].state.outages == 0
 
 
 def test_long_observation_is_cut_inside_its_tags_and_unseen_documents_are_not_found():
@@ -341,3 +357,74 @@ def test_turns_with_the_search_tool_over_an_index_on_disk(tmp_path):
     assert said.endswith(observation_of(KARO))
     assert ByteTokenizer().decode(steps[1].token_ids).endswith(observation_of())
     assert [document.id for document in steps[-1].state.memory.documents_found] == [KARO.id]
+
+
+def test_an_outage_is_a_masked_observation_that_marks_the_path():
+    class Down(Library):
+        failure = "transient"
+
+    said = (bytes_of("<search> nowhere </search>"), MUTE, ANSWER)
+    _, steps = walk(make(Down({})), ScriptedPolicy(turns(*said)))
+    assert [step.status for step in steps] == ["tool_outage", "invalid_action", "answered"]
+    assert [step.state.outages for step in steps] == [1, 1, 1]
+    assert steps[0].loss_mask[len(said[0]) :] == (0,) * (len(steps[0].token_ids) - len(said[0]))
+
+
+HERMES = HermesDialect({"search": ToolSignature("search", "", {})}, documents="search_r1")
+HERMES_CALL = bytes_of('<tool_call>{"name": "search", "arguments": {"query": "Karo"}}</tool_call>')
+
+
+def test_a_hermes_path_is_a_conversation_in_the_chat_template():
+    said = iter([HERMES_CALL, MUTE, (*HERMES_CALL, EOS), ANSWER])
+    policy = ScriptedPolicy(lambda context, seed: next(said))
+    expander = TurnExpander(
+        dialect=HERMES,
+        tools={"search": Library(SHELVES)},
+        max_turns=4,
+        max_turn_tokens=400,
+        max_observation_tokens=400,
+        max_response_tokens=4000,
+    )
+    root, steps = walk(expander, policy)
+    encode = ByteTokenizer().encode
+
+    def reply(text, after_eos):
+        inside = encode("user\n") + encode(f"<tool_response>\n{text}\n</tool_response>")
+        return (() if after_eos else (EOS,)) + (START, *inside, END_OF_MESSAGE, START)
+
+    correction = HERMES.parse("hm").reason
+    shown = 'Doc 1(Title: "Karo Venn") mentor : Lita Bosdal'
+    assert [step.token_ids for step in steps] == [
+        (*HERMES_CALL, *reply(shown, after_eos=False)),
+        (*MUTE, *reply(correction, after_eos=True)),
+        (*HERMES_CALL, *reply(shown, after_eos=False)),  # stopped at the call's end, before EOS
+        ANSWER,
+    ]
+    assert [sum(step.loss_mask) for step in steps] == [
+        len(HERMES_CALL),
+        len(MUTE),
+        len(HERMES_CALL),
+        len(ANSWER),
+    ]
+    path = [i for step in steps for i in step.token_ids]
+    assert steps[-1].state.context.token_ids == (*root.prompt_ids, *path)
+
+
+def test_an_asearcher_prompt_is_plain_text():
+    dialect = ASearcherDialect()
+    expander = TurnExpander(
+        dialect=dialect,
+        tools={"search": Library(SHELVES), "access": Library({})},
+        max_turns=2,
+        max_turn_tokens=400,
+        max_observation_tokens=400,
+        max_response_tokens=4000,
+    )
+    said = iter([bytes_of("</think><search> Karo </search>"), ANSWER])
+    root, steps = walk(expander, ScriptedPolicy(lambda context, seed: next(said)))
+    assert list(root.prompt_ids) == ByteTokenizer().encode(dialect.render(TASK))
+    observed = ByteTokenizer().decode(steps[0].token_ids)
+    assert observed.endswith(
+        '<information>\n[Doc 1](7):\n"Karo Venn"\nmentor : Lita Bosdal\n</information>\n\n<think>\n'
+    )
+    assert steps[-1].state.answer == "1987"

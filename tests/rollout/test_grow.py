@@ -45,6 +45,9 @@ class Walk:
     def start(self, policy: Any, task: Task) -> PathState:
         return PathState(task, Position(3), 0, (1, 2, 3), "", None, memory=0)
 
+    def outcome(self, state: PathState) -> Outcome:
+        return Outcome("", turns=("step",) * state.depth)
+
     async def expand(self, scheduler: Any, state: PathState, seed: int, sampling: Any) -> Step:
         self.seeds.append(seed)
         return self._step(state, seed)
@@ -72,7 +75,7 @@ class Walk:
 
 
 def at_goal(task: Task, outcome: Outcome) -> float:
-    return 1.0 if outcome.num_turns <= 5 else 0.25
+    return 1.0 if len(outcome.turns) <= 5 else 0.25
 
 
 def tasks(count: int) -> list[Task]:
@@ -161,6 +164,27 @@ def test_a_path_at_its_limit_is_judged_or_left_unscored_as_set() -> None:
         assert cut.any()
         assert a.graph.terminal[cut].all() and not b.graph.terminal[cut].any()
         assert np.isnan(b.graph.reward[cut]).all()
+
+
+class StormyWalk(Walk):
+    """A step back meets an outage."""
+
+    def _step(self, state: PathState, seed: int) -> Step:
+        step = super()._step(state, seed)
+        back = step.state.memory < state.memory
+        return replace(step, state=replace(step.state, outages=state.outages + back))
+
+
+def test_a_path_that_met_an_outage_is_left_unscored_or_judged_as_set() -> None:
+    dropped = grow(Grpo(8), one=grower(StormyWalk()))
+    scored = grow(Grpo(8), one=grower(StormyWalk(), outages="score"))
+    assert any(rollout.graph.terminal.any() for rollout in dropped)
+    for a, b in zip(dropped, scored, strict=True):
+        hit = np.array([state.outages > 0 for state in a.states])
+        assert (b.graph.terminal & hit).any()
+        assert np.array_equal(a.graph.terminal, b.graph.terminal & ~hit)
+        assert np.isnan(a.graph.reward[hit]).all()
+        assert np.array_equal(children(a), children(b))
 
 
 def test_the_ledger_is_the_sum_of_the_edges() -> None:

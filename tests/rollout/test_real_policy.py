@@ -11,7 +11,8 @@ from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.rollout.agent import TurnExpander
-from graphpo_agent.rollout.dialects import SearchR1Dialect
+from graphpo_agent.rollout.dialects.base import ToolCall
+from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.rollout.summarize import PolicySummary
 from graphpo_agent.types import Document, SamplingParams, StateDescription, Task
@@ -127,7 +128,8 @@ def test_turns_of_a_real_policy(directory, policy, max_observation_tokens):
     root, paths = grow(expander, policy, width=120)
     steps = [step for path in paths for step in path]
     assert {"ok", "answered", "invalid_action"} <= {step.status for step in steps}
-    observed = SearchR1Dialect().observation(tool.run([{"query": "any"}])[0])
+    call = {"query": "any"}
+    observed = SearchR1Dialect().observation(ToolCall("search", call), tool.run([call])[0])
     observation = policy.tokenizer.encode(observed.text)
     assert 60 < len(observation) <= 90
     for step in steps:

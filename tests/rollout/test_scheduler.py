@@ -85,7 +85,7 @@ def test_calls_of_one_moment_are_one_batch_and_equal_calls_are_made_once():
 
 
 def test_a_failed_call_is_shared_while_it_is_made_and_made_again_later():
-    results = iter([ToolResult("", error="down"), ToolResult("up")])
+    results = iter([ToolResult("", failure="transient"), ToolResult("up")])
     tool = Tool(lambda query: next(results))
     scheduler = PolicyScheduler(policy_of(), overlap=False)
 
@@ -97,7 +97,7 @@ def test_a_failed_call_is_shared_while_it_is_made_and_made_again_later():
         return await scheduler.call(tool, {"query": "q"})
 
     ((failed, made), (result, made_again)), (shared, made_shared) = scheduler.run([twice(), once()])
-    assert (failed.error, made, made_shared, made_again) == ("down", True, False, True)
+    assert (failed.failure, made, made_shared, made_again) == ("transient", True, False, True)
     assert shared is failed and result.text == "up"
 
 

@@ -28,7 +28,8 @@ def state_of(question="Who?", found=(), answer=None, response="", token_ids=(1, 
         prompt_ids=(1, 2),
         response=response,
         answer=answer,
-        memory=memory or AgentMemory(tuple(Document(i, f"T{i}\ntext") for i in found)),
+        memory=memory
+        or AgentMemory(documents_found=tuple(Document(i, f"T{i}\ntext") for i in found)),
     )
 
 
@@ -41,7 +42,7 @@ def test_documents_key_forgets_the_order_and_the_cost_of_the_search(found):
     assert key == documents_key(state_of(found=("3", "7", "11")))
     documents = state_of(found=found).memory.documents_found
     assert key == documents_key(
-        state_of(memory=AgentMemory(documents, tool_calls=9, invalid_actions=2))
+        state_of(memory=AgentMemory((), documents, tool_calls=9, invalid_actions=2))
     )
 
 

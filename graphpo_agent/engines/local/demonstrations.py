@@ -5,7 +5,7 @@ import numpy as np
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError
 from graphpo_agent.graph.samples import TrainingSample
-from graphpo_agent.types import Demonstration
+from graphpo_agent.types import Demonstration, Piece
 
 __all__ = ["demonstration_sample"]
 
@@ -15,16 +15,16 @@ def demonstration_sample(
 ) -> TrainingSample:
     """A chain with one node per piece; each piece is tokenised on its own, as in a rollout.
 
-    Example: the pieces ``("<search> karo </search>", True)``, ``(" 1987", False)`` and
-    ``("<answer> 1987 </answer>", True)`` become three edges, of which the first and the last are
-    trained, the last one with the end-of-sequence token.
+    Example: the pieces ``<search> karo </search>``, `` 1987`` (not trained) and
+    ``<answer> 1987 </answer>`` become three edges, of which the first and the last are trained,
+    the last one with the end-of-sequence token.
 
     Raises:
         DataError: nothing to train on, or longer than the model's context.
     """
     prompt = tokenizer.render(demonstration.messages)
-    pieces = [tokenizer.encode(text) for text, _ in demonstration.pieces]
-    trained = [flag for _, flag in demonstration.pieces]
+    pieces = [_encode(piece, tokenizer) for piece in demonstration.pieces]
+    trained = [piece.trained for piece in demonstration.pieces]
     if not any(piece for piece, flag in zip(pieces, trained, strict=True) if flag):
         raise DataError(f"demonstration {demonstration.id}: no trained piece")
     if demonstration.ends and trained[-1]:
@@ -45,3 +45,11 @@ def demonstration_sample(
         logprobs=np.full(num_tokens, np.nan, np.float32),
         advantages=np.zeros((1, len(lengths))),
     )
+
+
+def _encode(piece: Piece, tokenizer: HfTokenizer) -> list[int]:
+    token_ids = tokenizer.encode(piece.text)
+    if piece.role is None:
+        return token_ids
+    around = tokenizer.turn_break(piece.role)
+    return [*around.opening, *token_ids, *around.closing]

@@ -1,0 +1,1 @@
+"""Calls to services outside: limits, deadlines, retries, recorded answers. No model, no policy."""

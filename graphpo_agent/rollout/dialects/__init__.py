@@ -1,0 +1,1 @@
+"""How an agent and its environment write to each other: one file per dialect."""

@@ -1,0 +1,177 @@
+"""The Hermes dialect: JSON calls in ``<tool_call>``, replies in ``<tool_response>`` messages.
+
+Qwen's chat templates, WebDancer and Tongyi DeepResearch write this way.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.rollout.dialects.base import (
+    Action,
+    FinalAnswer,
+    InvalidAction,
+    Observation,
+    ToolCall,
+)
+from graphpo_agent.rollout.dialects.elements import TagGuard, first_element
+from graphpo_agent.rollout.dialects.layouts import Layout, lay_out
+from graphpo_agent.rollout.path import check_template, fill_template
+from graphpo_agent.types import Message, Prompt, Task, ToolResult
+
+__all__ = ["HERMES_PROMPT", "HERMES_SYSTEM_PROMPT", "HermesDialect", "ToolSignature"]
+
+HERMES_SYSTEM_PROMPT = """\
+You answer questions by research. Work in turns: reason inside <think> </think>, then call one \
+tool and wait for its reply, or give the final answer.
+
+The tools, one JSON signature a line:
+<tools>
+{tools}
+</tools>
+
+A call is a JSON object with the tool's name and its arguments:
+<tool_call>
+{"name": "the tool", "arguments": {"the argument": "its value"}}
+</tool_call>
+The reply comes between <tool_response> and </tool_response>. Once the answer is certain, write \
+it inside a tag named answer, alone and in a few words."""
+"""The default system message."""
+
+HERMES_PROMPT = "{question}"
+"""The default user message."""
+
+_TOOLS_SLOT = "{tools}"
+_NO_ACTION = (
+    "That turn held neither a tool call nor an answer. Write a JSON call inside a tag named "
+    "tool_call, or the final answer inside a tag named answer, and close the tag."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSignature:
+    """What the policy is told of one tool.
+
+    Example: ``ToolSignature("search", "Finds documents.", {"type": "object", ...})``
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """The signature as one line of JSON, as chat templates list functions."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.schema,
+        }
+        return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+
+
+class HermesDialect:
+    r"""JSON tool calls and replies that are messages of the user; a ``Dialect``.
+
+    A turn's action is the ``tool_call`` or ``answer`` element that closes first, its content taken
+    from the last opening tag before that close. A call is a JSON object with ``name`` and
+    ``arguments``; code for a tool that takes some may follow it inside ``<code>`` and becomes the
+    argument ``code``. Replies are messages of the user in the chat template.
+
+    Example::
+
+        parse('<tool_call>\n{"name": "search", "arguments": {"query": "karo"}}\n</tool_call>')
+            == ToolCall("search", {"query": "karo"})
+    """
+
+    stop: tuple[str, ...] = ("</tool_call>", "</answer>")
+
+    _guard = TagGuard(("think", "tools", "tool_call", "tool_response", "code", "answer"))
+
+    def __init__(
+        self,
+        tools: Mapping[str, ToolSignature],
+        system_prompt: str | None = None,
+        prompt_template: str | None = None,
+        documents: Layout = "web",
+    ) -> None:
+        """Set up.
+
+        Args:
+            tools: what can be called, by name.
+            system_prompt: with or without ``{tools}``; None: the built-in one; empty: no such
+                message, for a policy that knows its tools.
+            prompt_template: the user's message, with ``{question}`` and perhaps ``{tools}``.
+            documents: how they are listed.
+
+        Raises:
+            ConfigError: the template has no ``{question}``, or nothing has ``{tools}``.
+        """
+        self.tool_names = tuple(tools)
+        system = HERMES_SYSTEM_PROMPT if system_prompt is None else system_prompt
+        template = HERMES_PROMPT if prompt_template is None else prompt_template
+        check_template(template)
+        if system and _TOOLS_SLOT not in system + template:
+            raise ConfigError(
+                "neither system_prompt nor prompt_template has {tools}: the policy would not know "
+                "what it can call; write {tools} where the signatures belong"
+            )
+        listed = "\n".join(signature.line for signature in tools.values())
+        self._system = system.replace(_TOOLS_SLOT, listed)
+        self._template = template.replace(_TOOLS_SLOT, listed)
+        self._documents: Layout = documents
+
+    def render(self, task: Task) -> Prompt:
+        """A system message with the tools' signatures and a user message with the question."""
+        user: Message = {"role": "user", "content": fill_template(self._template, task.question)}
+        return [{"role": "system", "content": self._system}, user] if self._system else [user]
+
+    def parse(self, text: str) -> Action:
+        """The action whose closing tag comes first, or what is wrong with the turn."""
+        call, answer = first_element(text, "tool_call"), first_element(text, "answer")
+        if call is not None and (answer is None or call[0] < answer[0]):
+            return self._parse_call(call[1])
+        return InvalidAction(_NO_ACTION) if answer is None else FinalAnswer(answer[1])
+
+    def observation(self, call: ToolCall, result: ToolResult) -> Observation:
+        """The documents of a result, or its text where it has none, as a user's message."""
+        before, pieces, after = lay_out(result, self._documents)
+        return _reply(before, tuple(self._guard.disarm(piece) for piece in pieces), after)
+
+    def correction(self, invalid: InvalidAction) -> Observation:
+        """What was wrong, as a user's message."""
+        return _reply("", (invalid.reason,), "")
+
+    def _parse_call(self, content: str) -> Action:
+        call, _, code = content.partition("<code>")
+        try:
+            value = json.loads(call, strict=False)
+        except (ValueError, RecursionError):
+            return InvalidAction(
+                "That tool call is not valid JSON. Write one object with the keys name and "
+                "arguments."
+            )
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return InvalidAction("A tool call needs the key name, which names a tool.")
+        name, arguments = value["name"], value.get("arguments", {})
+        if name not in self.tool_names:
+            return InvalidAction(
+                f"There is no tool {self._guard.disarm(name)[:80]!r}. The tools are: "
+                f"{', '.join(self.tool_names)}."
+            )
+        if not isinstance(arguments, dict):
+            return InvalidAction("The key arguments of a tool call must hold a JSON object.")
+        if code:
+            arguments = {**arguments, "code": code.partition("</code>")[0].strip("\n")}
+        return ToolCall(name, arguments)
+
+
+def _reply(before: str, pieces: tuple[str, ...], after: str) -> Observation:
+    return Observation(
+        opening=f"<tool_response>\n{before}",
+        pieces=pieces,
+        closing=f"{after}\n</tool_response>",
+        role="user",
+    )
