@@ -1,9 +1,7 @@
 """Configuration → objects. The only module that sees both."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from graphpo_agent.config import (
     ASearcherDialectConfig,
     EmbedderConfig,
     EncoderEmbedderConfig,
+    FrozenSummaryState,
     GraphPOMethod,
     GrpoMethod,
     HermesDialectConfig,
@@ -21,6 +20,7 @@ from graphpo_agent.config import (
     LocalEngineConfig,
     MethodConfig,
     ModelConfig,
+    OpenAIEmbedderConfig,
     RunConfig,
     SamplingConfig,
     SearchR1DialectConfig,
@@ -28,6 +28,7 @@ from graphpo_agent.config import (
     SftConfig,
     StateConfig,
     SummaryState,
+    TeiEmbedderConfig,
     TextState,
     TreeMethod,
     UpdateConfig,
@@ -58,7 +59,10 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.tree import tree
+from graphpo_agent.named import callable_of, constructed
+from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.protocols import (
+    ChatModel,
     Embedder,
     Engine,
     Expander,
@@ -73,6 +77,7 @@ from graphpo_agent.rollout.dialects.base import Dialect
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.rollout.embed import HashingEmbedder
+from graphpo_agent.rollout.frozen_summary import FrozenSummary
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.rollout.summarize import KeyDescriber, PolicySummary, TextDescriber
@@ -275,7 +280,7 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
             prompt_template=mode.prompt_template,
             system_prompt=mode.system_prompt,
         )
-    tools = {name: _constructed(spec) for name, spec in mode.tools.items()}
+    tools = {name: constructed(spec) for name, spec in mode.tools.items()}
     for name, tool in tools.items():
         if not isinstance(tool, Tool):
             raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no run method")
@@ -303,14 +308,23 @@ def _dialect(mode: AgentMode, tools: Mapping[str, Tool]) -> Dialect:
 
 
 def _reward(reward: str | Mapping[str, Any]) -> RewardFn:
-    return _callable(reward, "task", "outcome")
+    return callable_of(reward, "task", "outcome")
 
 
 def _describer(state: StateConfig) -> StateDescriber:
     if isinstance(state, KeyState):
-        return KeyDescriber(_callable(state.function, "state"))
+        return KeyDescriber(callable_of(state.function, "state"))
     if isinstance(state, SummaryState):
         return PolicySummary(max_summary_tokens=state.max_summary_tokens)
+    if isinstance(state, FrozenSummaryState):
+        chat = constructed(state.chat)
+        if not isinstance(chat, ChatModel):
+            raise ConfigError(f"state.chat: {state.chat['class']} has no reply method")
+        return FrozenSummary(
+            chat,
+            max_summary_tokens=state.max_summary_tokens,
+            max_characters=state.max_characters,
+        )
     assert isinstance(state, TextState)
     return TextDescriber(state.max_characters)
 
@@ -327,59 +341,8 @@ def _embedder(config: EmbedderConfig) -> Embedder:
             batch_size=config.batch_size,
             device=config.device,
         )
+    if isinstance(config, OpenAIEmbedderConfig):
+        return OpenAIEmbedder(config.base_url, config.model, api_key_env=config.api_key_env)
+    if isinstance(config, TeiEmbedderConfig):
+        return TeiEmbedder(config.url)
     return HashingEmbedder(config.dimension)
-
-
-def _named(path: str) -> Callable[..., Any]:
-    """What ``module:name`` means.
-
-    Raises:
-        ConfigError: there is no such module or name.
-    """
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(f"{path!r}: write module:name")
-    try:
-        value = getattr(import_module(module_name), name)
-    except (ImportError, ValueError, AttributeError, SyntaxError) as error:
-        raise ConfigError(f"cannot find {path!r} (module:name): {error}") from None
-    if not callable(value):
-        raise ConfigError(f"{path!r} is no function or class")
-    return value
-
-
-def _callable(spec: str | Mapping[str, Any], *parameters: str) -> Callable[..., Any]:
-    """A named function, or a built object, that can be called with these parameters, by position.
-
-    Raises:
-        ConfigError: there is none, or it takes others.
-    """
-    path = spec if isinstance(spec, str) else spec["class"]
-    function = _named(path) if isinstance(spec, str) else _constructed(spec)
-    try:
-        inspect.signature(function).bind(*parameters)
-    except (TypeError, ValueError) as error:
-        wanted = ", ".join(parameters)
-        raise ConfigError(f"{path!r} cannot be called with ({wanted}): {error}") from None
-    return function
-
-
-def _argument(value: Any) -> Any:
-    """An argument of a constructor, with what is described in it built."""
-    if isinstance(value, list):
-        return [_argument(each) for each in value]
-    return _constructed(value) if isinstance(value, dict) and "class" in value else value
-
-
-def _constructed(spec: Mapping[str, Any]) -> Any:
-    """Build ``{"class": "module:Class", **arguments}``, nested ones first.
-
-    Raises:
-        ConfigError: the class does not exist or does not take these arguments.
-    """
-    arguments = {name: _argument(value) for name, value in spec.items() if name != "class"}
-    make = _named(spec["class"])
-    try:
-        return make(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{spec['class']}: {error}") from None

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from graphpo_agent.cli_data import add_data_verbs
 from graphpo_agent.errors import GraphPOError
 from graphpo_agent.methods import METHODS
 
@@ -70,6 +71,9 @@ def _run(options: argparse.Namespace) -> int:
         return options.run(options)
     except GraphPOError as error:
         return _fail(str(error))
+    except BrokenPipeError:  # whoever read the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
@@ -95,8 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _eval_arguments(verb("eval", "measure held-out accuracy of a policy"))
     _score_arguments(verb("score", "credit the graphs of a file with a method"))
     _report_arguments(verb("report", "write report.html of a run directory again"))
-    _data_arguments(verb("data", "generate the toy worlds"))
-    _index_arguments(verb("index", "build or describe a search index over a corpus"))
+    add_data_verbs(verb)
     doctor = verb("doctor", "say what is installed, which device is used and what is missing")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -243,49 +246,6 @@ def _report(options: argparse.Namespace) -> int:
     from graphpo_agent.commands import report
 
     return report(options.run_directory)
-
-
-def _data_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    toy = kinds.add_parser(
-        "toy", help="a generated world: tasks, demonstrations, corpus, untrained policy"
-    )
-    toy.add_argument("world", choices=["kb", "reach"])
-    toy.add_argument("output", help="the directory that receives it")
-    toy.add_argument("knobs", nargs="*", help="difficulty and sizes: hops=1 seed=3 …")
-    toy.set_defaults(run=_data_toy)
-
-
-def _data_toy(options: argparse.Namespace) -> int:
-    from graphpo_agent.commands import toy
-
-    return toy(options.world, options.output, options.knobs)
-
-
-def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    build = actions.add_parser("build", help="index a corpus")
-    build.add_argument("kind", choices=["bm25"])
-    build.add_argument(
-        "--corpus", required=True, metavar="FILE", help='JSON lines: {"id", "contents"}'
-    )
-    build.add_argument("--out", required=True, metavar="DIR")
-    build.set_defaults(run=_index_build)
-    info = actions.add_parser("info", help="print what an index is")
-    info.add_argument("directory", metavar="DIR")
-    info.set_defaults(run=_index_info)
-
-
-def _index_build(options: argparse.Namespace) -> int:
-    from graphpo_agent.commands import build_index
-
-    return build_index(options.corpus, options.out)
-
-
-def _index_info(options: argparse.Namespace) -> int:
-    from graphpo_agent.commands import index_info
-
-    return index_info(options.directory)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -41,12 +41,9 @@ from graphpo_agent.toy import make_toy
 from graphpo_agent.train import prepare
 from graphpo_agent.train import train as train_policy
 from graphpo_agent.types import SamplingParams
-from retrievers.bm25 import Bm25Retriever, build_bm25
 
 __all__ = [
-    "build_index",
     "evaluate_policy",
-    "index_info",
     "report",
     "rollout",
     "sft",
@@ -136,7 +133,8 @@ def rollout(
     check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
     _set_threads(config.threads)
-    tasks = load_tasks(Path(tasks_path or config.tasks.train))[:count]
+    paths = [tasks_path] if tasks_path else config.tasks.train
+    tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
     sampling = build_sampling(config.sampling)
     with tqdm(total=len(tasks), unit="graph", disable=None) as bar:
@@ -195,19 +193,6 @@ def toy(world: str, output: str, knobs: Sequence[str]) -> int:
     """``graphpo data toy``."""
     parameters = make_toy(world, Path(output), knobs)
     print(f"{world} world and an untrained policy of {parameters:,} parameters: {output}")
-    return 0
-
-
-def build_index(corpus: str, out: str) -> int:
-    """``graphpo index build bm25``."""
-    manifest = build_bm25(Path(corpus), Path(out))
-    print(f"bm25 index of {manifest['num_docs']:,} documents: {out}")
-    return 0
-
-
-def index_info(directory: str) -> int:
-    """``graphpo index info``: the manifest of an index that can be used."""
-    print(json.dumps(Bm25Retriever(directory).manifest, indent=2))
     return 0
 
 

@@ -10,18 +10,21 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 __all__ = [
     "ASearcherDialectConfig",
     "AgentMode",
+    "FrozenSummaryState",
     "GraphPOMethod",
     "GrpoMethod",
     "HermesDialectConfig",
     "LocalEngineConfig",
     "LoraConfig",
     "ModelConfig",
+    "OpenAIEmbedderConfig",
     "RunConfig",
     "SamplingConfig",
     "SearchR1DialectConfig",
     "SegmentMode",
     "SftConfig",
     "StateConfig",
+    "TeiEmbedderConfig",
     "TrainConfig",
     "TreeMethod",
     "UpdateConfig",
@@ -104,10 +107,18 @@ class VllmEngineConfig(_Strict):
 EngineConfig = Annotated[LocalEngineConfig | VllmEngineConfig, Field(discriminator="kind")]
 
 
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Files = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)]
+
+
 class TasksConfig(_Strict):
     """Task files (JSON lines: id, question, answers, metadata)."""
 
-    train: str
+    train: Files
+    """A file or several."""
     heldout: str | None = None
 
 
@@ -201,8 +212,26 @@ class EncoderEmbedderConfig(_Strict):
     device: str = "cpu"
 
 
+class OpenAIEmbedderConfig(_Strict):
+    """An endpoint that speaks OpenAI's ``/embeddings``."""
+
+    kind: Literal["openai"]
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+    """The environment variable that holds the key, where one is needed."""
+
+
+class TeiEmbedderConfig(_Strict):
+    """A Text Embeddings Inference server."""
+
+    kind: Literal["tei"]
+    url: str
+
+
 EmbedderConfig = Annotated[
-    HashingEmbedderConfig | EncoderEmbedderConfig, Field(discriminator="kind")
+    HashingEmbedderConfig | EncoderEmbedderConfig | OpenAIEmbedderConfig | TeiEmbedderConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -222,6 +251,18 @@ class SummaryState(_Strict):
     max_summary_tokens: Positive = 128
 
 
+class FrozenSummaryState(_Strict):
+    """A model other than the policy summarises the path; an encoder embeds the summary."""
+
+    kind: Literal["frozen_summary"]
+    chat: ObjectConfig
+    """A ``ChatModel``, e.g. ``{class: graphpo_agent.net.chat:OpenAIChat, base_url: ...}``."""
+    embedder: EmbedderConfig
+    max_summary_tokens: Positive = 128
+    max_characters: Positive = 12_000
+    """Of the path that are shown to it, the last ones."""
+
+
 class TextState(_Strict):
     """The end of the path's own text is embedded; cheap, for near-duplicates."""
 
@@ -230,7 +271,9 @@ class TextState(_Strict):
     max_characters: Positive = 200
 
 
-StateConfig = Annotated[KeyState | SummaryState | TextState, Field(discriminator="kind")]
+StateConfig = Annotated[
+    KeyState | SummaryState | FrozenSummaryState | TextState, Field(discriminator="kind")
+]
 
 
 class SamplingConfig(_Strict):

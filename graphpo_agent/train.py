@@ -57,11 +57,11 @@ def prepare(config: RunConfig) -> Setup:
     Raises:
         ConfigError: a step needs more tasks than there are.
     """
-    tasks = load_tasks(Path(config.tasks.train))
+    tasks = load_tasks(*map(Path, config.tasks.train))
     if config.train.prompts_per_step > len(tasks):
         raise ConfigError(
-            f"train.prompts_per_step is {config.train.prompts_per_step}, but {config.tasks.train} "
-            f"has {len(tasks)} tasks"
+            f"train.prompts_per_step is {config.train.prompts_per_step}, but "
+            f"{', '.join(config.tasks.train)} has {len(tasks)} tasks"
         )
     heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
     return Setup(

@@ -1,96 +1,136 @@
-"""The search tool: documents for a query, as Search-R1's agents read them."""
+"""The search tool: documents for queries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
-from graphpo_agent.types import Document, ToolResult
+from graphpo_agent.types import Document, Finding, ToolResult
+from tools.blocklist import BlockList
+from tools.limits import check_counts
 
-__all__ = ["SearchTool", "format_documents"]
+__all__ = ["SearchTool"]
 
-
-def format_documents(documents: Sequence[Document]) -> str:
-    r"""Search-R1's text of a list of documents, without the tags around it.
-
-    Example: one document with contents ``'"Karo Venner"\nborn : 1987'`` gives
-    ``'Doc 1(Title: "Karo Venner") born : 1987\n'``.
-    """
-    return "".join(
-        f"Doc {number}(Title: {document.title}) {document.text}\n"
-        for number, document in enumerate(documents, start=1)
-    )
+_SPELLINGS = ("query", "queries", "query_list")
+"""Names of the one argument: this tool's own, and those that other agents were trained with."""
 
 
 class SearchTool:
     r"""A ``Tool`` that finds documents. All calls of a layer are one request to the retriever.
 
+    A call has one argument, ``query``: a string or a list of them. ``queries`` (as in WebDancer's
+    function lists) and ``query_list`` (as in verl's search tool) mean the same.
+
     Example::
 
         SearchTool(retriever, topk=1).run([{"query": "Karo Venner born"}])
-        # [ToolResult(text='Doc 1(Title: "Karo Venner") ...\n', documents=(Document(...),))]
+        # [ToolResult(findings=(Finding("Karo Venner born", (Document(...),)),))]
     """
 
     name = "search"
-    schema: Mapping[str, Any] = {
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        topk: int = 3,
+        max_queries: int = 3,
+        blocked_hosts: Sequence[str] = (),
+    ) -> None:
+        """Search with ``retriever``.
+
+        Args:
+            retriever: finds documents.
+            topk: documents of one query, at most.
+            max_queries: of one call.
+            blocked_hosts: patterns of a ``BlockList``; documents with such a url are left out.
+
+        Raises:
+            ToolError: a number that is no whole number of at least 1, ``retriever`` cannot
+                search, or a bad pattern.
+        """
+        check_counts("search tool", topk=topk, max_queries=max_queries)
+        if not isinstance(retriever, Retriever):
+            raise ToolError(f"search tool: retriever {retriever!r} has no search method")
+        self.description = (
+            f"Searches for documents. Takes one query or a list of up to {max_queries} queries, "
+            "and returns the best documents of each."
+        )
+        self.schema = _schema(max_queries)
+        self._retriever = retriever
+        self._topk = topk
+        self._max_queries = max_queries
+        self._blocked = BlockList(blocked_hosts)
+
+    def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
+        """What each query of each call found, in request order; a blank query finds nothing.
+
+        A call whose arguments do not fit the schema failed with ``bad_arguments``; one whose
+        queries the retriever could not answer failed as the retriever did.
+
+        Raises:
+            ToolError: the retriever is misconfigured, or its quota is used up.
+        """
+        read = [self._queries(call) for call in calls]
+        lists = [queries for queries in read if not isinstance(queries, str)]
+        asked = list(dict.fromkeys(query for each in lists for query in each if query))
+        found: dict[str, list[Document]] = {"": []}
+        outage: CallFailed | None = None
+        try:
+            if asked:
+                found.update(self._search(asked))
+        except CallFailed as error:
+            outage = error
+        return [_result(queries, found, outage) for queries in read]
+
+    def _search(self, queries: Sequence[str]) -> dict[str, list[Document]]:
+        answers = self._retriever.search(queries, self._topk)
+        return {
+            query: [
+                doc for doc in documents if doc.url is None or not self._blocked.covers(doc.url)
+            ]
+            for query, documents in zip(queries, answers, strict=True)
+        }
+
+    def _queries(self, call: Mapping[str, Any]) -> tuple[str, ...] | str:
+        """The queries of a call, outer white space removed; or why it cannot be answered."""
+        if len(call) != 1 or not set(call) <= set(_SPELLINGS):
+            return "search needs one argument, query: a string or a list of strings"
+        (value,) = call.values()
+        queries = [value] if isinstance(value, str) else value
+        if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+            return "search: query must be a string or a list of strings"
+        if not 1 <= len(queries) <= self._max_queries:
+            return f"search takes 1 to {self._max_queries} queries a call, found {len(queries)}"
+        return tuple(query.strip() for query in queries)
+
+
+def _result(
+    queries: tuple[str, ...] | str,
+    found: Mapping[str, Sequence[Document]],
+    outage: CallFailed | None,
+) -> ToolResult:
+    if isinstance(queries, str):
+        return ToolResult(text=queries, failure="bad_arguments")
+    if outage is not None and any(queries):
+        return ToolResult(text=f"search failed: {outage}", failure=outage.kind)
+    return ToolResult(findings=tuple(Finding(query, tuple(found[query])) for query in queries))
+
+
+def _schema(max_queries: int) -> dict[str, Any]:
+    queries = {
+        "type": "array",
+        "items": {"type": "string"},
+        "minItems": 1,
+        "maxItems": max_queries,
+    }
+    query = {
+        "description": f"What to look for; up to {max_queries} queries may be asked at once.",
+        "anyOf": [{"type": "string"}, queries],
+    }
+    return {
         "type": "object",
-        "properties": {
-            "query": {
-                "description": "What to look for; several queries may be asked at once.",
-                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-            }
-        },
+        "properties": {"query": query},
         "required": ["query"],
         "additionalProperties": False,
     }
-
-    def __init__(self, retriever: Retriever, topk: int = 3) -> None:
-        """Search with ``retriever``, at most ``topk`` documents a query.
-
-        Raises:
-            ToolError: ``topk`` is no number of at least 1, or ``retriever`` cannot search.
-        """
-        if type(topk) is not int or topk < 1:
-            raise ToolError(f"search tool: topk must be at least 1, found {topk!r}")
-        if not isinstance(retriever, Retriever):
-            raise ToolError(f"search tool: retriever {retriever!r} has no search method")
-        self._retriever = retriever
-        self._topk = topk
-
-    def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
-        """The documents of each call, those of a list of queries in order and each once.
-
-        A call whose arguments do not fit the schema, and every call of a request that the
-        retriever could not answer, has an ``error``; an empty query finds nothing.
-
-        Raises:
-            ToolError: the retriever is misconfigured.
-        """
-        queries = [_queries(call) for call in calls]
-        asked = list(dict.fromkeys(query for each in queries for query in each or ()))
-        try:
-            found = dict(zip(asked, self._retriever.search(asked, self._topk), strict=True))
-        except OSError as error:
-            failure = f"search failed: {error}"
-            return [ToolResult(text=failure, error=failure) for _ in calls]
-        return [_result(each, found) for each in queries]
-
-
-def _queries(call: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The queries of a call that are not blank; None: the arguments do not fit the schema."""
-    query = call.get("query")
-    queries = [query] if isinstance(query, str) else query
-    if set(call) != {"query"} or not isinstance(queries, list):
-        return None
-    if not all(isinstance(each, str) for each in queries):
-        return None
-    return tuple(each.strip() for each in queries if each.strip())
-
-
-def _result(queries: tuple[str, ...] | None, found: Mapping[str, Sequence[Document]]) -> ToolResult:
-    if queries is None:
-        failure = "search needs one argument, query: a string or a list of strings"
-        return ToolResult(text=failure, error=failure)
-    unique = {document.id: document for query in queries for document in found[query]}
-    documents = tuple(unique.values())
-    return ToolResult(text=format_documents(documents), documents=documents)

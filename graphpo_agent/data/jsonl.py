@@ -49,7 +49,17 @@ def _parse(place: str, line: bytes) -> dict[str, Any]:
         raise DataError(f"{place}: not valid JSON ({error})") from error
     if not isinstance(row, dict):
         raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
+    if b"\\u" in line and not _is_text(json.dumps(row, ensure_ascii=False)):
+        raise DataError(f"{place}: holds half a character, such as \\ud800 alone; remove it")
     return row
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

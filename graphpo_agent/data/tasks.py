@@ -21,8 +21,8 @@ T = TypeVar("T")
 _JSON_NAMES = {str: "a string", list: "a list", dict: "an object", bool: "true or false"}
 
 
-def load_tasks(path: Path) -> list[Task]:
-    """Read a task file. Two tasks may ask the same question, but not have the same id.
+def load_tasks(*paths: Path) -> list[Task]:
+    """Read task files. Two tasks may ask the same question, but not have the same id.
 
     Example: the line ``{"id": "kb-1", "question": "when: ...", "answers": ["1987"]}`` gives
     ``Task(id="kb-1", question="when: ...", answers=("1987",), metadata={})``.
@@ -30,10 +30,14 @@ def load_tasks(path: Path) -> list[Task]:
     Raises:
         DataError: with file, line and field, for a file without tasks or a row that cannot be used.
     """
-    rows = _unique_rows(path, allowed={"id", "question", "answers", "metadata"})
-    tasks = [_task(place, row) for place, row in rows]
-    if not tasks:
-        raise DataError(f"{path}: holds no tasks")
+    allowed = {"id", "question", "answers", "metadata"}
+    first_place: dict[str, str] = {}
+    tasks: list[Task] = []
+    for path in paths:
+        own = [_task(place, row) for place, row in _unique_rows(path, allowed, first_place)]
+        if not own:
+            raise DataError(f"{path}: holds no tasks")
+        tasks += own
     return tasks
 
 
@@ -43,7 +47,7 @@ def load_demonstrations(path: Path) -> list[Demonstration]:
     Raises:
         DataError: with file, line and field, for an empty file or a row that cannot be used.
     """
-    rows = _unique_rows(path, allowed={"id", "messages", "pieces", "ends"})
+    rows = _unique_rows(path, {"id", "messages", "pieces", "ends"}, {})
     demonstrations = [_demonstration(place, row) for place, row in rows]
     if not demonstrations:
         raise DataError(f"{path}: holds no demonstrations")
@@ -60,8 +64,10 @@ def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) ->
     write_rows(path, (_demonstration_row(demonstration) for demonstration in demonstrations))
 
 
-def _unique_rows(path: Path, allowed: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    first_place: dict[str, str] = {}
+def _unique_rows(
+    path: Path, allowed: set[str], first_place: dict[str, str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a file and their places; ``first_place`` gathers every id's."""
     for place, row in read_rows(path):
         for field in row:
             if field not in allowed:

@@ -1,19 +1,34 @@
-"""Question answering: exact match and token F1 of the policy's own final answer.
+"""Question answering: what the policy's own final answer is worth, and the comparisons behind it.
 
 The rules are SQuAD's, as Search-R1 uses them: lower case, no ASCII punctuation, no articles,
 single spaces. Only ``outcome.answer`` is judged: nothing that a prompt or a document says can be
 taken for an answer.
+
+A configuration names a reward as ``graphpo_agent.rewards.qa:token_f1``.
 """
 
+import re
 import string
 from collections import Counter
+from collections.abc import Sequence
 
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.protocols import RewardFn
 from graphpo_agent.types import Outcome, Task
 
-__all__ = ["exact_match", "normalize_answer", "token_f1"]
+__all__ = [
+    "Binarize",
+    "answer_contains",
+    "answer_equals",
+    "answer_f1",
+    "exact_match",
+    "normalize_answer",
+    "substring_match",
+    "token_f1",
+]
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = frozenset(("a", "an", "the"))
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
 
 
@@ -22,30 +37,38 @@ def normalize_answer(text: str) -> str:
 
     Example: ``normalize_answer(" The Jean-Luc  Picard.")`` is ``"jeanluc picard"``.
     """
-    words = text.lower().translate(_NO_PUNCTUATION).split()
-    return " ".join(word for word in words if word not in _ARTICLES)
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def exact_match(task: Task, outcome: Outcome) -> float:
-    """1 if the answer equals any accepted answer after normalisation, else 0; unanswered: 0."""
-    if outcome.answer is None:
-        return 0.0
-    answer = normalize_answer(outcome.answer)
-    return float(any(answer == normalize_answer(gold) for gold in task.answers))
+def answer_equals(answer: str, golds: Sequence[str]) -> bool:
+    """Whether the answer equals any accepted answer after normalisation."""
+    normal = normalize_answer(answer)
+    return any(normal == normalize_answer(gold) for gold in golds)
 
 
-def token_f1(task: Task, outcome: Outcome) -> float:
-    """The highest F1 of the answer's words with any accepted answer's, in [0, 1]; unanswered: 0.
+def answer_contains(answer: str, golds: Sequence[str]) -> bool:
+    """Whether any accepted answer is a substring of the answer, both normalised.
+
+    An accepted answer of which normalisation leaves nothing is contained in an answer of the
+    same kind only.
+
+    Example: ``answer_contains("in 1987, or so", ("1987",))`` is true.
+    """
+    normal = normalize_answer(answer)
+    wanted = [normalize_answer(gold) for gold in golds]
+    return any(gold in normal if gold else not normal for gold in wanted)
+
+
+def answer_f1(answer: str, golds: Sequence[str]) -> float:
+    """The highest F1 of the answer's words with any accepted answer's, in [0, 1].
 
     Words count as often as they occur. An answer or accepted answer ``yes``, ``no`` or
     ``noanswer`` counts only if the two are equal.
 
-    Example: ``"born 1987"`` against ``"1987"`` has precision 1/2, recall 1 and F1 2/3.
+    Example: ``answer_f1("born 1987", ("1987",))`` has precision 1/2, recall 1 and F1 2/3.
     """
-    if outcome.answer is None:
-        return 0.0
-    answer = normalize_answer(outcome.answer)
-    return max((_f1(answer, normalize_answer(gold)) for gold in task.answers), default=0.0)
+    normal = normalize_answer(answer)
+    return max((_f1(normal, normalize_answer(gold)) for gold in golds), default=0.0)
 
 
 def _f1(answer: str, gold: str) -> float:
@@ -56,3 +79,48 @@ def _f1(answer: str, gold: str) -> float:
     answer_words, gold_words = answer.split(), gold.split()
     common = (Counter(answer_words) & Counter(gold_words)).total()
     return 2 * common / (len(answer_words) + len(gold_words))
+
+
+def exact_match(task: Task, outcome: Outcome) -> float:
+    """1 if the answer equals any accepted answer after normalisation, else 0; unanswered: 0."""
+    return float(outcome.answer is not None and answer_equals(outcome.answer, task.answers))
+
+
+def substring_match(task: Task, outcome: Outcome) -> float:
+    """1 if the answer contains any accepted answer after normalisation, else 0; unanswered: 0."""
+    return float(outcome.answer is not None and answer_contains(outcome.answer, task.answers))
+
+
+def token_f1(task: Task, outcome: Outcome) -> float:
+    """``answer_f1`` of the final answer; unanswered: 0."""
+    return 0.0 if outcome.answer is None else answer_f1(outcome.answer, task.answers)
+
+
+class Binarize:
+    """1 where another reward reaches a threshold, else 0; a ``RewardFn``.
+
+    Example::
+
+        Binarize(token_f1, threshold=0.6)(task, outcome)  # 1.0 for "born 1987" against "1987"
+    """
+
+    def __init__(self, reward: RewardFn, threshold: float) -> None:
+        """Wrap a reward.
+
+        Args:
+            reward: any reward in [0, 1].
+            threshold: in (0, 1]; a reward equal to it counts as 1.
+
+        Raises:
+            ConfigError: the reward cannot be called, or the threshold is outside (0, 1].
+        """
+        if not callable(reward):
+            raise ConfigError(f"Binarize: reward must be a reward function, found {reward!r:.60}")
+        if not 0 < threshold <= 1:
+            raise ConfigError(f"Binarize: threshold must be in (0, 1], found {threshold}")
+        self._reward = reward
+        self._threshold = threshold
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        """1 or 0."""
+        return float(self._reward(task, outcome) >= self._threshold)

@@ -84,7 +84,6 @@ class _Reply:
     """The environment's answer to a turn that goes on."""
 
     observation: Observation
-    documents: tuple[Document, ...]
     status: StepStatus
 
 
@@ -177,7 +176,7 @@ class TurnExpander:
         if turn.end is not None:
             return _last_step(turn, turn.end)
         if isinstance(turn.action, InvalidAction):
-            invalid = _Reply(self._dialect.correction(turn.action), (), "invalid_action")
+            invalid = _Reply(self._dialect.correction(turn.action), "invalid_action")
             return self._step(policy, turn, invalid, tool_calls=0)
         assert isinstance(turn.action, ToolCall)  # a final answer has ended the path
         tool = self._tools[turn.action.tool]
@@ -207,7 +206,7 @@ class TurnExpander:
 
     def _reply(self, call: ToolCall, result: ToolResult) -> _Reply:
         observation = self._dialect.observation(call, result)
-        return _Reply(observation, result.documents, _STATUS_OF_FAILURE[result.failure])
+        return _Reply(observation, _STATUS_OF_FAILURE[result.failure])
 
     def _step(self, policy: Policy, turn: _Turn, reply: _Reply, tool_calls: int) -> Step:
         sampled = turn.completion.token_ids
@@ -219,6 +218,7 @@ class TurnExpander:
             return _last_step(turn, "out_of_length", tool_calls)
         memory: AgentMemory = turn.before.memory
         invalid = reply.status == "invalid_action"
+        found = reply.observation.documents[:shown]
         return Step(
             state=replace(
                 turn.before,
@@ -228,7 +228,7 @@ class TurnExpander:
                 outages=turn.before.outages + (reply.status == "tool_outage"),
                 memory=AgentMemory(
                     turns=(*memory.turns, turn.text),
-                    documents_found=_union(memory.documents_found, reply.documents[:shown]),
+                    documents_found=_union(memory.documents_found, found),
                     tool_calls=memory.tool_calls + (not invalid),
                     invalid_actions=memory.invalid_actions + invalid,
                 ),

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpo_agent.rewards.qa import exact_match, normalize_answer, token_f1
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.rewards.qa import (
+    Binarize,
+    exact_match,
+    normalize_answer,
+    substring_match,
+    token_f1,
+)
 from graphpo_agent.types import Outcome, Task
 
 phrases = st.lists(st.sampled_from(["the", "Oak", "fir.", "1987", "yes", "a-b"]), max_size=5).map(
@@ -63,3 +70,42 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(answer, golds):
     expected = max(map(slow, golds), default=0.0)
     assert judged(token_f1, answer, *golds) == pytest.approx(expected)
     assert judged(exact_match, answer, *golds) <= judged(token_f1, answer, *golds)
+
+
+def test_articles_go_where_other_punctuation_touches_them():
+    assert normalize_answer("«the» oak—a fir") == "« » oak— fir"
+
+
+def test_substring_match_of_known_cases():
+    assert judged(substring_match, "It was in 1987, I think", "fir", "1987.") == 1.0
+    assert judged(substring_match, "1987", "in 1987") == 0.0
+    assert judged(substring_match, None, "oak") == 0.0
+    assert judged(substring_match, "oak") == 0.0
+
+
+def test_a_gold_without_words_is_not_contained_in_everything():
+    assert judged(substring_match, "oak", "the", "...") == 0.0
+    assert judged(substring_match, "!", "...") == 1.0
+
+
+@given(answer=phrases, golds=st.lists(phrases.filter(normalize_answer), max_size=3))
+def test_what_equals_a_gold_contains_it(answer, golds):
+    assert judged(exact_match, answer, *golds) <= judged(substring_match, answer, *golds)
+
+
+def test_binarize_takes_the_threshold_in():
+    halved = Binarize(token_f1, threshold=2 / 3)
+    assert judged(halved, "born 1987", "1987") == 1.0
+    assert judged(halved, "born in 1987", "1987") == 0.0
+    assert judged(Binarize(halved, threshold=1.0), "1987", "1987") == 1.0
+
+
+@pytest.mark.parametrize("threshold", [0, -0.5, 1.1, float("nan")])
+def test_binarize_refuses_a_threshold_outside_its_range(threshold):
+    with pytest.raises(ConfigError, match=r"threshold must be in \(0, 1\]"):
+        Binarize(token_f1, threshold=threshold)
+
+
+def test_binarize_refuses_what_is_no_reward():
+    with pytest.raises(ConfigError, match="must be a reward function, found 'token_f1'"):
+        Binarize("token_f1", threshold=0.5)  # pyright: ignore[reportArgumentType]

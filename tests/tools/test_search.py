@@ -1,11 +1,13 @@
 import pytest
 
-from graphpo_agent.errors import ToolError
-from graphpo_agent.types import Document
-from tools.search import SearchTool, format_documents
+from graphpo_agent.errors import QuotaError, ToolError
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.protocols import Tool
+from graphpo_agent.types import Document, Finding, ToolResult
+from tools.search import SearchTool
 
 OAK = Document("1", '"Oak"\nan oak is a tree\nwith leaves', 2.0)
-FIR = Document("2", '"Fir"\na fir is a tree', 1.0)
+FIR = Document("2", '"Fir"\na fir is a tree', 1.0, url="https://trees.example/fir")
 
 
 class FixedRetriever:
@@ -27,53 +29,110 @@ class BrokenRetriever:
         raise self.error
 
 
-def test_documents_are_formatted_as_search_r1_does():
-    assert format_documents([OAK, FIR]) == (
-        'Doc 1(Title: "Oak") an oak is a tree\nwith leaves\nDoc 2(Title: "Fir") a fir is a tree\n'
-    )
+def test_it_is_a_tool():
+    assert isinstance(SearchTool(FixedRetriever()), Tool)
 
 
 def test_all_calls_are_one_request_and_equal_queries_are_asked_once():
     retriever = FixedRetriever()
     tool = SearchTool(retriever, topk=2)
-    calls = [{"query": "Oak"}, {"query": "Fir Oak"}, {"query": "Oak"}, {"query": ["Fir", "Oak"]}]
+    calls = [{"query": "Oak"}, {"query": "Fir Oak"}, {"query": " Oak\n"}, {"query": ["Fir", "Oak"]}]
     results = tool.run(calls)
     assert retriever.requests == [(["Oak", "Fir Oak", "Fir"], 2)]
-    assert [result.documents for result in results] == [(OAK,), (OAK, FIR), (OAK,), (FIR, OAK)]
-    assert [result.text for result in results] == [format_documents(r.documents) for r in results]
-    assert [result.error for result in results] == [None] * 4
+    assert results == [
+        ToolResult(findings=(Finding("Oak", (OAK,)),)),
+        ToolResult(findings=(Finding("Fir Oak", (OAK, FIR)),)),
+        ToolResult(findings=(Finding("Oak", (OAK,)),)),
+        ToolResult(findings=(Finding("Fir", (FIR,)), Finding("Oak", (OAK,)))),
+    ]
 
 
-def test_a_document_found_by_two_queries_of_a_call_is_shown_once():
-    [result] = SearchTool(FixedRetriever()).run([{"query": ["Oak", "Oak Fir"]}])
-    assert result.documents == (OAK, FIR)
+@pytest.mark.parametrize("name", ["query", "queries", "query_list"])
+@pytest.mark.parametrize("value", ["Oak", ["Oak"]])
+def test_other_spellings_of_the_argument(name, value):
+    [result] = SearchTool(FixedRetriever()).run([{name: value}])
+    assert result.documents == (OAK,)
 
 
-@pytest.mark.parametrize("query", ["", "  \n", [], ["", " "], "nothing"])
-def test_an_empty_query_or_result_is_no_error(query):
-    [result] = SearchTool(FixedRetriever()).run([{"query": query}])
-    assert (result.text, result.documents, result.error) == ("", (), None)
+@pytest.mark.parametrize("query", ["", "  \n", ["", " "], "nothing"])
+def test_an_empty_query_or_result_is_a_finding_without_documents(query):
+    retriever = FixedRetriever()
+    [result] = SearchTool(retriever).run([{"query": query}])
+    count = len(query) if isinstance(query, list) else 1
+    assert [finding.documents for finding in result.findings] == [()] * count
+    assert result.failure is None
+    assert retriever.requests in ([], [(["nothing"], 3)])
 
 
-@pytest.mark.parametrize("call", [{}, {"query": 3}, {"query": ["a", 3]}, {"query": "a", "k": 1}])
-def test_arguments_that_do_not_fit_are_an_error_of_that_call_only(call):
+@pytest.mark.parametrize(
+    "call",
+    [
+        {},
+        {"query": 3},
+        {"query": None},
+        {"query": []},
+        {"query": ["a", 3]},
+        {"query": "a", "k": 1},
+        {"query": "a", "queries": "a"},
+        {"q": "a"},
+    ],
+)
+def test_arguments_that_do_not_fit_are_a_failure_of_that_call_only(call):
     bad, good = SearchTool(FixedRetriever()).run([call, {"query": "Oak"}])
-    assert bad.error is not None and bad.text == bad.error
+    assert bad.failure == "bad_arguments"
+    assert bad.text and not bad.findings
     assert good.documents == (OAK,)
 
 
-def test_a_retriever_that_cannot_be_reached_is_data():
-    tool = SearchTool(BrokenRetriever(ConnectionError("refused")))
-    results = tool.run([{"query": "a"}, {"query": "b"}])
-    assert [result.error for result in results] == ["search failed: refused"] * 2
+def test_too_many_queries_are_refused_with_the_number_allowed():
+    tool = SearchTool(FixedRetriever(), max_queries=2)
+    assert tool.schema["properties"]["query"]["anyOf"][1]["maxItems"] == 2
+    [good] = tool.run([{"query": ["Oak", "Fir"]}])
+    [bad] = tool.run([{"query": ["Oak", "Fir", "Oak"]}])
+    assert good.documents == (OAK, FIR)
+    assert bad.failure == "bad_arguments"
+    assert "1 to 2 queries" in bad.text and "found 3" in bad.text
 
 
-@pytest.mark.parametrize("error", [ToolError("no index"), ZeroDivisionError("a bug")])
+@pytest.mark.parametrize("kind", ["rate_limit", "transient", "no_result", "bad_arguments"])
+def test_an_outage_fails_the_calls_that_asked(kind):
+    tool = SearchTool(BrokenRetriever(CallFailed(kind, "the server is busy")))
+    first, second, blank, bad = tool.run(
+        [{"query": "a"}, {"query": ["b", ""]}, {"query": ""}, {"query": 3}]
+    )
+    assert first == second == ToolResult("search failed: the server is busy", failure=kind)
+    assert blank == ToolResult(findings=(Finding("", ()),))
+    assert bad.failure == "bad_arguments"
+
+
+@pytest.mark.parametrize(
+    "error", [ToolError("no index"), QuotaError("used up"), ZeroDivisionError("a bug")]
+)
 def test_misconfiguration_and_bugs_are_not_hidden(error):
     with pytest.raises(type(error)):
         SearchTool(BrokenRetriever(error)).run([{"query": "a"}])
 
 
-def test_topk_must_be_positive():
-    with pytest.raises(ToolError, match="topk must be at least 1, found 0"):
-        SearchTool(FixedRetriever(), topk=0)
+def test_documents_of_blocked_hosts_are_left_out():
+    tool = SearchTool(FixedRetriever(), blocked_hosts=["trees.example"])
+    [result] = tool.run([{"query": "Fir Oak"}])
+    assert result == ToolResult(findings=(Finding("Fir Oak", (OAK,)),))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topk": 0}, "topk must be a whole number of at least 1, found 0"),
+        ({"topk": True}, "topk"),
+        ({"max_queries": "3"}, "max_queries"),
+        ({"blocked_hosts": "example.org"}, "blocked_hosts"),
+    ],
+)
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(ToolError, match=message):
+        SearchTool(FixedRetriever(), **options)
+
+
+def test_a_retriever_must_search():
+    with pytest.raises(ToolError, match="search method"):
+        SearchTool("bm25")  # pyright: ignore[reportArgumentType]

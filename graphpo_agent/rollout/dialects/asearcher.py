@@ -87,13 +87,15 @@ class ASearcherDialect:
     def observation(self, call: ToolCall, result: ToolResult) -> Observation:
         """What a search or an access returned, between information tags."""
         if call.tool == "access" and result.documents:
-            pieces = tuple(_parts(result.documents[0].text))
+            pieces, documents = _parts(result.documents[0].text), result.documents[:1]
         else:
-            _, pieces, _ = lay_out(result, "asearcher")
+            listing = lay_out(result, "asearcher")
+            pieces, documents = listing.pieces, listing.documents
         return Observation(
             opening="\n<information>\n",
             pieces=tuple(self._guard.disarm(piece) for piece in pieces),
             closing=f"\n</information>\n{_NEXT_TURN}",
+            documents=documents,
         )
 
     def correction(self, invalid: InvalidAction) -> Observation:
@@ -101,10 +103,10 @@ class ASearcherDialect:
         return Observation("", (invalid.reason,), _NEXT_TURN)
 
 
-def _parts(page: str) -> list[str]:
+def _parts(page: str) -> tuple[str, ...]:
     starts = range(0, max(1, len(page)), _PAGE_CHARACTERS)
-    return [
+    return tuple(
         f"{chr(10) if number > 1 else ''}>>>> Page {number} >>>>\n\n"
         f"{page[start : start + _PAGE_CHARACTERS]}"
         for number, start in enumerate(starts, start=1)
-    ]
+    )

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Tokenizer
-from graphpo_agent.types import Prompt, Task, ToolResult
+from graphpo_agent.types import Document, Prompt, Task, ToolResult
 
 __all__ = [
     "Action",
@@ -58,6 +58,8 @@ class Observation:
     pieces: tuple[str, ...]
     """The body: one piece per document, in order, or the whole text where there are none."""
     closing: str
+    documents: tuple[Document, ...] = ()
+    """Those that the first pieces show, one each; a document may occur again."""
     role: str | None = None
     """Whose message it is in the chat template; None: it continues the policy's own message."""
 

@@ -137,12 +137,19 @@ class HermesDialect:
 
     def observation(self, call: ToolCall, result: ToolResult) -> Observation:
         """The documents of a result, or its text where it has none, as a user's message."""
-        before, pieces, after = lay_out(result, self._documents)
-        return _reply(before, tuple(self._guard.disarm(piece) for piece in pieces), after)
+        listing = lay_out(result, self._documents)
+        return Observation(
+            opening=f"<tool_response>\n{listing.before}",
+            pieces=tuple(self._guard.disarm(piece) for piece in listing.pieces),
+            closing=f"{listing.after}\n</tool_response>",
+            documents=listing.documents,
+            role="user",
+        )
 
     def correction(self, invalid: InvalidAction) -> Observation:
         """What was wrong, as a user's message."""
-        return _reply("", (invalid.reason,), "")
+        reason = (invalid.reason,)
+        return Observation("<tool_response>\n", reason, "\n</tool_response>", role="user")
 
     def _parse_call(self, content: str) -> Action:
         call, _, code = content.partition("<code>")
@@ -166,12 +173,3 @@ class HermesDialect:
         if code:
             arguments = {**arguments, "code": code.partition("</code>")[0].strip("\n")}
         return ToolCall(name, arguments)
-
-
-def _reply(before: str, pieces: tuple[str, ...], after: str) -> Observation:
-    return Observation(
-        opening=f"<tool_response>\n{before}",
-        pieces=pieces,
-        closing=f"{after}\n</tool_response>",
-        role="user",
-    )

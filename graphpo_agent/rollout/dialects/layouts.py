@@ -13,6 +13,7 @@ r"""How documents are listed in an observation, one piece each. A checkpoint kno
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from graphpo_agent.types import Document, Finding, ToolResult
@@ -21,8 +22,24 @@ __all__ = ["Layout", "Listing", "lay_out"]
 
 Layout = Literal["search_r1", "verl", "asearcher", "web"]
 
-Listing = tuple[str, tuple[str, ...], str]
-"""What stands before the documents, one text per document, what stands after them."""
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Documents in one layout: what is before them, a piece each, what is after them.
+
+    Example: ``Listing("", ("Doc 1(Title: T) x",), (doc,), "")``
+
+    Attributes:
+        pieces: put one behind the other they neither begin nor end with white space; there is
+            always one.
+        documents: those of the first pieces, one each; a document may occur again.
+    """
+
+    before: str
+    pieces: tuple[str, ...]
+    documents: tuple[Document, ...]
+    after: str
+
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """Characters that JSON would write as escapes of several characters."""
@@ -31,18 +48,19 @@ _ASEARCHER_CHARACTERS = 5000
 
 
 def lay_out(result: ToolResult, layout: Layout) -> Listing:
-    """The documents of a result, or its text where it found none, in one layout.
-
-    The pieces of the second part put one behind the other are the whole listing; it neither begins
-    nor ends with white space.
-    """
-    opening, closing = ('{"result": "', '"}') if layout == "verl" else ("", "")
-    pieces = list(_LISTERS[layout](result)) if result.documents else [_without(result, layout)]
+    """The documents of a result and its text, in one layout."""
+    listed = list(_LISTERS[layout](result))
+    pieces = [piece for piece, _ in listed]
+    if not pieces:
+        pieces = [_without(result, layout)]
+    elif result.text:
+        pieces.append(result.text)
     pieces[0] = pieces[0].lstrip()
     pieces[-1] = pieces[-1].rstrip()
+    before, after = ('{"result": "', '"}') if layout == "verl" else ("", "")
     if layout == "verl":
         pieces = [_json_text(piece) for piece in pieces]
-    return opening, tuple(pieces), closing
+    return Listing(before, tuple(pieces), tuple(document for _, document in listed), after)
 
 
 def _json_text(text: str) -> str:
@@ -58,30 +76,35 @@ def _without(result: ToolResult, layout: Layout) -> str:
     return "No search results are found."
 
 
-def _search_r1(result: ToolResult) -> Iterator[str]:
+_Lister = Callable[[ToolResult], Iterator[tuple[str, Document]]]
+
+
+def _search_r1(result: ToolResult) -> Iterator[tuple[str, Document]]:
     for number, document in enumerate(result.documents, start=1):
-        yield f"Doc {number}(Title: {document.title}) {document.text}\n"
+        yield f"Doc {number}(Title: {document.title}) {document.text}\n", document
 
 
-def _verl(result: ToolResult) -> Iterator[str]:
+def _verl(result: ToolResult) -> Iterator[tuple[str, Document]]:
     for finding, first in _with_documents(result):
         for number, document in enumerate(finding.documents, start=1):
             divider = "" if first or number > 1 else "---\n"
-            yield f"{divider}Doc {number} (Title: {document.title})\n{document.text}\n\n"
+            text = f"{divider}Doc {number} (Title: {document.title})\n{document.text}\n\n"
+            yield text, document
 
 
-def _asearcher(result: ToolResult) -> Iterator[str]:
+def _asearcher(result: ToolResult) -> Iterator[tuple[str, Document]]:
     for number, document in enumerate(result.documents, start=1):
         where = document.url or document.id
-        yield f"[Doc {number}]({where}):\n{document.contents[:_ASEARCHER_CHARACTERS]}\n\n"
+        shown = document.contents[:_ASEARCHER_CHARACTERS]
+        yield f"[Doc {number}]({where}):\n{shown}\n\n", document
 
 
-def _web(result: ToolResult) -> Iterator[str]:
+def _web(result: ToolResult) -> Iterator[tuple[str, Document]]:
     for finding, first in _with_documents(result):
         for number, document in enumerate(finding.documents, start=1):
             divider = "" if first else "=======\n"
             before = f"{divider}{_heading(finding)}\n" if number == 1 else ""
-            yield f"{before}{number}. {_link(document)}\n{document.text}\n\n"
+            yield f"{before}{number}. {_link(document)}\n{document.text}\n\n", document
 
 
 def _heading(finding: Finding) -> str:
@@ -100,7 +123,7 @@ def _with_documents(result: ToolResult) -> Iterable[tuple[Finding, bool]]:
     return [(finding, index == 0) for index, finding in enumerate(found)]
 
 
-_LISTERS: dict[Layout, Callable[[ToolResult], Iterator[str]]] = {
+_LISTERS: dict[Layout, _Lister] = {
     "search_r1": _search_r1,
     "verl": _verl,
     "asearcher": _asearcher,

@@ -12,7 +12,7 @@ from graphpo_agent.rollout.dialects.base import (
 from graphpo_agent.rollout.dialects.elements import TagGuard, first_element
 from graphpo_agent.rollout.dialects.layouts import lay_out
 from graphpo_agent.rollout.path import check_template, fill_template
-from graphpo_agent.types import Prompt, Task, ToolResult
+from graphpo_agent.types import Message, Task, ToolResult
 
 __all__ = ["SEARCH_R1_PROMPT", "SearchR1Dialect"]
 
@@ -79,7 +79,7 @@ class SearchR1Dialect:
         self._documents: Literal["search_r1", "verl"] = documents
         self._compat = compat == "search-r1"
 
-    def render(self, task: Task) -> Prompt:
+    def render(self, task: Task) -> list[Message]:
         """One user message: the prompt template with the task's question."""
         question = task.question
         if self._compat:
@@ -98,12 +98,14 @@ class SearchR1Dialect:
 
     def observation(self, call: ToolCall, result: ToolResult) -> Observation:
         """The documents of a result, or its text where it has none, between information tags."""
-        before, pieces, after = lay_out(result, self._documents)
-        shown = [self._guard.disarm(piece) for piece in pieces]
-        opening, closing = f"\n\n<information>{before}", f"{after}</information>\n\n"
+        listing = lay_out(result, self._documents)
+        pieces = [self._guard.disarm(piece) for piece in listing.pieces]
+        opening = f"\n\n<information>{listing.before}"
+        closing = f"{listing.after}</information>\n\n"
         if self._compat:  # all of it can be cut
-            return Observation(opening, (*shown[:-1], shown[-1] + closing), "")
-        return Observation(opening, tuple(shown), closing)
+            pieces[-1] += closing
+            closing = ""
+        return Observation(opening, tuple(pieces), closing, listing.documents)
 
     def correction(self, invalid: InvalidAction) -> Observation:
         """What was wrong, as text that continues the message."""

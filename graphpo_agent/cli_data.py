@@ -1,0 +1,170 @@
+"""The command line of the verbs about data and documents: ``data grade index serve``."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from graphpo_agent.evals import GRADERS
+
+__all__ = ["add_data_verbs"]
+
+_INDEX_KINDS = ("bm25", "lucene", "dense")
+_OPTIONS_HELP = "options of the kind, listed in docs/retrieval.md and by a wrong one"
+
+
+def add_data_verbs(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    """Add them to a command line.
+
+    Args:
+        verb: from a name and a help text to the parser of its arguments.
+    """
+    _data_arguments(verb("data", "prepare public data sets, generate the toy worlds"))
+    _grade_arguments(verb("grade", "run a reward on the transcripts of a file"))
+    _index_arguments(verb("index", "build, describe or merge search indexes over a corpus"))
+    _serve_arguments(verb("serve", "answer searches over HTTP, as Search-R1's servers do"))
+
+
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _prepare_arguments(actions.add_parser("prepare", help="public files to tasks"))
+    toy = actions.add_parser(
+        "toy", help="a generated world: tasks, demonstrations, corpus, untrained policy"
+    )
+    toy.add_argument("world", choices=["kb", "reach"])
+    toy.add_argument("output", help="the directory that receives it")
+    toy.add_argument("knobs", nargs="*", help="difficulty and sizes: hops=1 seed=3 …")
+    toy.set_defaults(run=_toy)
+
+
+def _toy(options: argparse.Namespace) -> int:
+    from graphpo_agent.commands import toy
+
+    return toy(options.world, options.output, options.knobs)
+
+
+def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", choices=["search-r1", "asearcher", "webdancer"])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="task file")
+    parser.add_argument(
+        "--exclude",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="evaluation files; a training row with one of their questions is left out",
+    )
+    parser.add_argument(
+        "--keep-unanswerable", action="store_true", help="rows that have no answer by design"
+    )
+    parser.add_argument("--parquet", type=Path, metavar="FILE", help="the tasks for verl")
+    parser.add_argument(
+        "--demonstrations", type=Path, metavar="FILE", help="recorded trajectories, for sft"
+    )
+    parser.set_defaults(run=_prepare)
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from graphpo_agent.data_commands import prepare
+
+    return prepare(
+        options.source,
+        options.files,
+        out=options.out,
+        exclude=options.exclude,
+        keep_unanswerable=options.keep_unanswerable,
+        parquet=options.parquet,
+        demonstrations=options.demonstrations,
+    )
+
+
+def _grade_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=GRADERS)
+    parser.add_argument("input", type=Path, help='JSON lines: {"id", "response", "gold", "prompt"}')
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--bare", action="store_true", help="the response is the answer itself")
+    parser.add_argument("--structure-score", type=float, default=0.0)
+    parser.add_argument("--final-format-score", type=float, default=0.0)
+    parser.add_argument("--retrieval-score", type=float, default=0.0)
+    parser.add_argument("--format-score", type=float, default=0.0)
+    parser.set_defaults(run=_grade)
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from graphpo_agent.data_commands import grade
+
+    names = ("bare", "structure_score", "final_format_score", "retrieval_score", "format_score")
+    settings = {name: vars(options)[name] for name in names}
+    return grade(options.kind, options.input, options.out, settings)
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="index a corpus")
+    build.add_argument("kind", choices=_INDEX_KINDS)
+    build.add_argument(
+        "--corpus", required=True, metavar="FILE", help='JSON lines: {"id", "contents"}'
+    )
+    build.add_argument("--out", required=True, metavar="DIR")
+    build.add_argument("overrides", nargs="*", metavar="option=value", help=_OPTIONS_HELP)
+    build.set_defaults(run=_index_build)
+    info = actions.add_parser("info", help="print what an index is and what it needs")
+    info.add_argument("directory", metavar="DIR")
+    info.set_defaults(run=_index_info)
+    merge = actions.add_parser("merge", help="one index of the indexes of a corpus' parts")
+    merge.add_argument("directories", nargs="+", metavar="DIR")
+    merge.add_argument("--out", required=True, metavar="DIR")
+    merge.set_defaults(run=_index_merge)
+
+
+def _index_build(options: argparse.Namespace) -> int:
+    from graphpo_agent.data_commands import build
+
+    return build(options.kind, options.corpus, options.out, options.overrides)
+
+
+def _index_info(options: argparse.Namespace) -> int:
+    from graphpo_agent.data_commands import info
+
+    return info(options.directory)
+
+
+def _index_merge(options: argparse.Namespace) -> int:
+    from graphpo_agent.data_commands import merge
+
+    return merge(options.directories, options.out)
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="an index")
+    parser.add_argument("overrides", nargs="*", metavar="option=value", help=_OPTIONS_HELP)
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines in")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="receives host:port once it answers"
+    )
+    parser.add_argument("--pages", type=Path, metavar="FILE", help="page file for /access")
+    parser.add_argument("--topk", type=int, default=3, help="documents where none is asked for")
+    parser.add_argument("--max-topk", type=int, default=100)
+    parser.add_argument("--max-queries", type=int, default=4096, help="of one request")
+    parser.add_argument("--max-body-bytes", type=int, default=16 * 2**20)
+    parser.add_argument("--queue", type=int, default=256, help="requests taken in at once")
+    parser.add_argument("--workers", type=int, help="searches at once (one per core)")
+    parser.add_argument("--deadline", type=float, default=60.0, help="seconds per request")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from graphpo_agent.data_commands import serve_index
+
+    limits = ("topk", "max_topk", "max_queries", "max_body_bytes", "queue", "workers")
+    return serve_index(
+        options.directory,
+        options.overrides,
+        host=options.host,
+        port=options.port,
+        ready_file=options.ready_file,
+        pages=options.pages,
+        deadline_s=options.deadline,
+        **{name: vars(options)[name] for name in limits},
+    )

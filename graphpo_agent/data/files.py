@@ -1,0 +1,97 @@
+"""The rows of a public data file as it was published: JSON lines, a JSON array, CSV or parquet."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from graphpo_agent.data.jsonl import read_rows
+from graphpo_agent.errors import DataError
+
+__all__ = ["Row", "read_data_file"]
+
+Row = dict[str, Any]
+
+_PARQUET_ROWS = 1024
+"""Rows of a parquet file in memory at a time."""
+_MAX_CELL = 2**24
+"""Characters of a CSV cell at most."""
+
+
+def read_data_file(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield ``(place, row)`` for every row; a null counts as absent.
+
+    The kind is told by the name (``.parquet``, ``.csv``) and else by the first character: ``[``
+    begins a JSON array, anything else JSON lines. ``place`` is ``file:line`` in JSON lines and
+    ``file: row N`` (from 1) elsewhere.
+
+    Raises:
+        DataError: the file cannot be read, or is not what its name says.
+    """
+    if path.suffix == ".parquet":
+        rows = _parquet_rows(path)
+    elif path.suffix == ".csv":
+        rows = _csv_rows(path)
+    elif _first_character(path) == b"[":
+        rows = _array_rows(path)
+    else:
+        rows = read_rows(path)
+    for place, row in rows:
+        yield place, {name: value for name, value in row.items() if value is not None}
+
+
+def _first_character(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON ({error})") from error
+    for number, value in enumerate(values, start=1):
+        place = f"{path}: row {number}"
+        if not isinstance(value, dict):
+            raise DataError(f"{place}: expected a JSON object, found {type(value).__name__}")
+        yield place, value
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    csv.field_size_limit(_MAX_CELL)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), start=1):
+                yield f"{path}: row {number}", row
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not valid CSV in UTF-8 ({error})") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", row
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except pa.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: not a readable parquet file ({reason})") from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read ({error.strerror or error})")

@@ -1,0 +1,230 @@
+"""``graphpo data prepare``: public data files become tasks and demonstrations of this project."""
+
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from graphpo_agent.data import asearcher, search_r1, webdancer
+from graphpo_agent.data.files import Row, read_data_file
+from graphpo_agent.data.source import SourceRow, Trajectory, text_field
+from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.types import Demonstration, Task
+
+__all__ = ["KINDS", "Prepared", "Summary", "overlap_key", "prepare", "task_id"]
+
+_READERS: Mapping[str, Callable[[str, Row], SourceRow]] = {
+    "search-r1": search_r1.read_row,
+    "asearcher": asearcher.read_row,
+    "webdancer": webdancer.read_row,
+}
+KINDS = tuple(_READERS)
+"""Every KIND of ``graphpo data prepare``."""
+
+_QUESTION_FIELDS = ("question", "Question", "problem", "query")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What became of the rows: ``rows == tasks + repeated + sum(dropped) + sum(overlaps)``.
+
+    Example::
+
+        Summary(rows=10, tasks=6, repeated=1, dropped={"unanswerable": 2},
+                overlaps={"gaia.jsonl": 1}, demonstrations=0)
+
+    Attributes:
+        rows: rows read.
+        tasks: tasks made of them.
+        repeated: rows whose question an earlier row asks; their answers are among its task's.
+        dropped: rows left out, by reason: ``unanswerable``, ``no answer``.
+        overlaps: rows left out because an evaluation file asks their question, by file; a
+            question that several files ask is counted at the first.
+        demonstrations: recorded trajectories of the tasks.
+    """
+
+    rows: int
+    tasks: int
+    repeated: int
+    dropped: Mapping[str, int]
+    overlaps: Mapping[str, int]
+    demonstrations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The tasks, in the order of the files, the demonstrations, and what became of the rows."""
+
+    tasks: tuple[Task, ...]
+    demonstrations: tuple[Demonstration, ...]
+    summary: Summary
+
+
+def task_id(question: str) -> str:
+    """An id that two rows share only if they ask the same question, word for word.
+
+    White space and the mark at the end do not count; everything else does, upper and lower case
+    too.
+
+    Example: ``task_id("Who is Karo  Venn?")`` is ``task_id("Who is Karo Venn ")``.
+    """
+    words = " ".join(question.split())
+    asked = words.rstrip("?？.。 ") or words
+    return f"q-{hashlib.sha256(asked.encode()).hexdigest()[:20]}"
+
+
+def overlap_key(question: str) -> str:
+    """The form in which a training question is looked for among evaluation questions.
+
+    Its letters and digits in compatible lower case forms, one space between runs of them; a
+    question without any is left as it is.
+
+    Example: ``overlap_key("Who's  “Karo Venn”?")`` is ``"who s karo venn"``.
+    """
+    folded = unicodedata.normalize("NFKC", question).casefold()
+    return " ".join(re.findall(r"\w+", folded)) or question.strip()
+
+
+def prepare(
+    kind: str,
+    files: Sequence[Path],
+    *,
+    exclude: Sequence[Path] = (),
+    keep_unanswerable: bool = False,
+    progress: bool = False,
+) -> Prepared:
+    """Read the files of one source as one data set.
+
+    A task's metadata has ``source``, ``source_id`` and ``aug_answers`` where the first row that
+    asks its question has them (aliases of all rows), and ``unanswerable`` where kept on request.
+
+    Args:
+        kind: one of ``KINDS``.
+        files: JSON lines, JSON arrays or parquet.
+        exclude: evaluation files, of these kinds or CSV, with the question in one of the fields
+            ``question``, ``Question``, ``problem``, ``query`` and ``prompt``, or as in
+            Search-R1's files.
+        keep_unanswerable: keep the rows that are unanswerable by design, marked in the metadata.
+        progress: show a bar where the output is a terminal.
+
+    Raises:
+        ConfigError: another kind.
+        DataError: with file, row and field, for a row that cannot be used; or nothing is left.
+    """
+    if kind not in _READERS:
+        raise ConfigError(f"data prepare: {kind!r} is none of {', '.join(KINDS)}")
+    excluded = _excluded_questions(exclude)
+    tally = _Tally()
+    entries: dict[str, _Entry] = {}
+    for row in _source_rows(_READERS[kind], files, progress):
+        tally.rows += 1
+        overlap = excluded.get(overlap_key(row.question)) if excluded else None
+        if overlap is not None:
+            tally.overlaps[overlap] += 1
+        elif row.unanswerable and not keep_unanswerable:
+            tally.dropped["unanswerable"] += 1
+        elif not row.answers and not row.unanswerable:
+            tally.dropped["no answer"] += 1
+        else:
+            identifier = task_id(row.question)
+            tally.repeated += identifier in entries
+            entries.setdefault(identifier, _Entry(identifier, row)).add(row)
+    if not entries:
+        raise DataError(f"{', '.join(map(str, files))}: no task is left of {tally.rows} rows")
+    return _prepared(list(entries.values()), tally, exclude)
+
+
+def _source_rows(
+    read_row: Callable[[str, Row], SourceRow], files: Sequence[Path], progress: bool
+) -> Iterator[SourceRow]:
+    with tqdm(unit="row", disable=None if progress else True) as bar:
+        for path in files:
+            for place, row in read_data_file(path):
+                yield read_row(place, row)
+                bar.update()
+
+
+def _excluded_questions(files: Iterable[Path]) -> dict[str, str]:
+    """Overlap key → the first evaluation file that asks it."""
+    found: dict[str, str] = {}
+    for path in files:
+        for place, row in read_data_file(path):
+            found.setdefault(overlap_key(_evaluation_question(place, row)), str(path))
+    return found
+
+
+def _evaluation_question(place: str, row: Row) -> str:
+    name = next((name for name in _QUESTION_FIELDS if name in row), "prompt")
+    if name == "prompt" and not isinstance(row.get(name), str):
+        return search_r1.find_question(place, row)
+    question = text_field(place, row, name)
+    if "canary" in row and _BASE64.fullmatch(question):
+        raise DataError(
+            f"{place}: field '{name}' is encrypted, so no overlap could be found: "
+            "give a decrypted copy"
+        )
+    return question
+
+
+class _Tally:
+    """Counts of what became of the rows so far."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.repeated = 0
+        self.dropped: Counter[str] = Counter()
+        self.overlaps: Counter[str] = Counter()
+
+
+class _Entry:
+    """One question and all rows that ask it."""
+
+    def __init__(self, identifier: str, first: SourceRow) -> None:
+        self.identifier = identifier
+        self.first = first
+        self.answers: dict[str, None] = {}
+        self.aug_answers: dict[str, None] = {}
+        self.unanswerable = True
+        self.trajectories: list[Trajectory] = []
+
+    def add(self, row: SourceRow) -> None:
+        self.answers |= dict.fromkeys(row.answers)
+        self.aug_answers |= dict.fromkeys(row.aug_answers)
+        self.unanswerable &= row.unanswerable
+        if row.trajectory is not None:
+            self.trajectories.append(row.trajectory)
+
+    def task(self) -> Task:
+        metadata: dict[str, Any] = {
+            "source": self.first.source,
+            "source_id": self.first.source_id,
+            "aug_answers": list(self.aug_answers),
+            "unanswerable": self.unanswerable,
+        }
+        told = {name: value for name, value in metadata.items() if value}
+        return Task(self.identifier, self.first.question, tuple(self.answers), told)
+
+    def demonstrations(self) -> Iterator[Demonstration]:
+        for number, trajectory in enumerate(self.trajectories, start=1):
+            identifier = f"{self.identifier}-{number}"
+            yield Demonstration(identifier, trajectory.messages, trajectory.pieces)
+
+
+def _prepared(entries: Sequence[_Entry], tally: _Tally, exclude: Sequence[Path]) -> Prepared:
+    demonstrations = tuple(one for entry in entries for one in entry.demonstrations())
+    summary = Summary(
+        rows=tally.rows,
+        tasks=len(entries),
+        repeated=tally.repeated,
+        dropped=dict(tally.dropped),
+        overlaps={str(path): tally.overlaps[str(path)] for path in exclude},
+        demonstrations=len(demonstrations),
+    )
+    return Prepared(tuple(entry.task() for entry in entries), demonstrations, summary)

@@ -1,0 +1,101 @@
+"""What the verbs about data and documents do. Nothing here needs a model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from graphpo_agent.data.prepare import Summary
+from graphpo_agent.data.prepare import prepare as prepare_data
+from graphpo_agent.data.tasks import write_demonstrations, write_tasks
+from graphpo_agent.data.verl_parquet import write_verl_parquet
+from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.evals.grade import GradeOptions, grade_file
+from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
+from retrievers.index import build_index, describe_index, merge_indexes, open_index
+from retrievers.server import serve
+
+__all__ = ["build", "grade", "info", "merge", "prepare", "serve_index"]
+
+
+def prepare(
+    source: str,
+    files: Sequence[Path],
+    *,
+    out: Path,
+    exclude: Sequence[Path],
+    keep_unanswerable: bool,
+    parquet: Path | None,
+    demonstrations: Path | None,
+) -> int:
+    """``graphpo data prepare``; nothing is written before every row was checked."""
+    prepared = prepare_data(
+        source, files, exclude=exclude, keep_unanswerable=keep_unanswerable, progress=True
+    )
+    if demonstrations is not None and not prepared.demonstrations:
+        raise DataError(f"{', '.join(map(str, files))}: no row holds a recorded trajectory")
+    write_tasks(out, prepared.tasks)
+    if parquet is not None:
+        write_verl_parquet(parquet, prepared.tasks, SearchR1Dialect().render)
+    if demonstrations is not None:
+        write_demonstrations(demonstrations, prepared.demonstrations)
+    print(_described(prepared.summary))
+    for path in filter(None, (out, parquet, demonstrations)):
+        print(path)
+    return 0
+
+
+def _described(summary: Summary) -> str:
+    lines = [f"{summary.rows:,} rows → {summary.tasks:,} tasks"]
+    if summary.repeated:
+        lines.append(f"  {summary.repeated:,} ask a question again; their answers were added")
+    lines += [f"  {count:,} left out: {reason}" for reason, count in summary.dropped.items()]
+    lines += [f"  {count:,} left out: asked in {file}" for file, count in summary.overlaps.items()]
+    if summary.demonstrations:
+        lines.append(f"  {summary.demonstrations:,} recorded trajectories")
+    return "\n".join(lines)
+
+
+def grade(kind: str, path: Path, out: Path, settings: Mapping[str, Any]) -> int:
+    """``graphpo grade``."""
+    grade_file(kind, str(path), str(out), GradeOptions(**settings))
+    return 0
+
+
+def build(kind: str, corpus: str, out: str, options: Sequence[str]) -> int:
+    """``graphpo index build``."""
+    manifest = build_index(kind, corpus, out, **_options(options))
+    print(f"{kind} index of {manifest['num_docs']:,} documents: {out}")
+    return 0
+
+
+def info(directory: str) -> int:
+    """``graphpo index info``: the manifest of an index that can be used."""
+    print(json.dumps(describe_index(directory), indent=2))
+    return 0
+
+
+def merge(directories: Sequence[str], out: str) -> int:
+    """``graphpo index merge``."""
+    manifest = merge_indexes(directories, out)
+    print(f"{manifest['kind']} index of {manifest['num_docs']:,} documents: {out}")
+    return 0
+
+
+def serve_index(directory: str, options: Sequence[str], **settings: Any) -> int:
+    """``graphpo serve``."""
+    chosen = _options(options)
+    return serve(lambda: open_index(directory, **chosen), serves={"index": directory}, **settings)
+
+
+def _options(texts: Sequence[str]) -> dict[str, Any]:
+    """``name=value`` texts as a mapping, values as in YAML."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"option {text!r}: write name=value")
+        options[name] = yaml.safe_load(value)
+    return options

@@ -1,0 +1,212 @@
+"""``graphpo grade``: a reward or grader on the transcripts of a file, as a dry run.
+
+A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
+and other fields ignored. It becomes
+``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from graphpo_agent.data.jsonl import read_rows, write_rows
+from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.rewards.qa import answer_contains, answer_equals, answer_f1
+from graphpo_agent.rewards.transcripts import (
+    FormatScores,
+    TranscriptScore,
+    search_r1_em,
+    search_r1_em_format,
+    tree_grpo_f1,
+    verl_search_r1_em,
+)
+
+__all__ = ["KINDS", "Grade", "GradeOptions", "GradeStatus", "Transcript", "grade_file", "grader"]
+
+GradeStatus = Literal["ok", "no_answer", "timeout", "error", "unjudged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """One row to be graded.
+
+    Example::
+
+        Transcript("a", prompt="", response="<answer>Paris</answer>", gold=("Paris",))
+    """
+
+    id: str | int
+    prompt: str
+    """Empty where the row has none."""
+    response: str
+    gold: str | tuple[str, ...]
+    """As the row has it: the originals treat a string and a list differently."""
+
+    @property
+    def golds(self) -> tuple[str, ...]:
+        """All accepted answers."""
+        return (self.gold,) if isinstance(self.gold, str) else self.gold
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a grader says of a transcript; ``score`` None: it could not say."""
+
+    score: float | None
+    extracted: str | None
+    status: GradeStatus
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GradeOptions:
+    """The flags of ``graphpo grade``, by name."""
+
+    bare: bool = False
+    structure_score: float = 0.0
+    final_format_score: float = 0.0
+    retrieval_score: float = 0.0
+    format_score: float = 0.0
+
+
+Grader = Callable[[Transcript], Grade]
+_Answers = Callable[[str, tuple[str, ...]], float]
+_Rule = Callable[[str, str | tuple[str, ...], FormatScores], TranscriptScore]
+
+_ANSWERS: Mapping[str, _Answers] = {
+    "em": answer_equals,
+    "subem": answer_contains,
+    "f1": answer_f1,
+}
+_RULES: Mapping[str, _Rule] = {
+    "search_r1_em": search_r1_em,
+    "search_r1_em_format": search_r1_em_format,
+    "tree_grpo_f1": tree_grpo_f1,
+    "verl_search_r1_em": verl_search_r1_em,
+}
+KINDS = (*_ANSWERS, *_RULES)
+"""Every KIND of ``graphpo grade``."""
+
+_ANSWER_TAG = re.compile("(</?answer>)")
+
+
+def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
+    """Grade a file of transcripts and write one JSON line per row; whole or not at all.
+
+    Raises:
+        ConfigError: an option that the kind does not take, or a score that is not finite.
+        DataError: the input cannot be read, a row is malformed (file, line and field in the
+            message), there is none, or the output cannot be written.
+    """
+    grade = grader(kind, options)
+    target = Path(out)
+    if not target.name or (target.exists() and not target.is_file()):
+        raise DataError(f"output {out!r} is not a file")
+    if not target.parent.is_dir():
+        raise DataError(f"output {out}: there is no directory {target.parent}")
+    write_rows(target, (_row(one.id, grade(one)) for one in _transcripts(Path(path))))
+
+
+def grader(kind: str, options: GradeOptions) -> Grader:
+    """The grader of a name, as the flags set it.
+
+    Raises:
+        ConfigError: an option that the kind does not take, or a score that is not finite.
+    """
+    defaults = asdict(GradeOptions())
+    allowed = {"bare"} if kind in _ANSWERS else defaults.keys() - {"bare"}
+    for name, value in asdict(options).items():
+        flag = f"--{name.replace('_', '-')}"
+        if value != defaults[name] and name not in allowed:
+            raise ConfigError(f"{flag} is not a setting of {kind}")
+        if not math.isfinite(value):
+            raise ConfigError(f"{flag} must be a finite number, found {value}")
+    if kind in _ANSWERS:
+        compare = _ANSWERS[kind]
+        return lambda transcript: _by_answer(transcript, compare, options.bare)
+    rule, scores = _RULES[kind], _format_scores(options)
+    return lambda transcript: _by_rule(transcript, rule, scores)
+
+
+def _format_scores(options: GradeOptions) -> FormatScores:
+    return FormatScores(
+        structure=options.structure_score,
+        final_format=options.final_format_score,
+        retrieval=options.retrieval_score,
+        format=options.format_score,
+    )
+
+
+def _by_answer(transcript: Transcript, compare: _Answers, bare: bool) -> Grade:
+    answer = transcript.response.strip() if bare else _last_answer(transcript.response)
+    if answer is None:
+        return Grade(0.0, None, "no_answer", {})
+    scores = [float(compare(answer, (gold,))) for gold in transcript.golds]
+    best = max(scores)
+    nearest = transcript.golds[scores.index(best)] if best > 0 else None
+    return Grade(best, answer, "ok", {"gold": nearest})
+
+
+def _last_answer(response: str) -> str | None:
+    """The stripped content of the last complete answer element; None without one.
+
+    An element is complete where no other answer tag stands between its two.
+    """
+    parts = _ANSWER_TAG.split(response)
+    for i in range(len(parts) - 2, 1, -2):
+        if parts[i - 2] == "<answer>" and parts[i] == "</answer>":
+            return parts[i - 1].strip()
+    return None
+
+
+def _by_rule(transcript: Transcript, rule: _Rule, scores: FormatScores) -> Grade:
+    judged = rule(transcript.prompt + transcript.response, transcript.gold, scores)
+    status = "no_answer" if judged.extracted is None else "ok"
+    return Grade(judged.score, judged.extracted, status, judged.detail)
+
+
+def _transcripts(path: Path) -> Iterator[Transcript]:
+    empty = True
+    for place, row in read_rows(path):
+        empty = False
+        yield _transcript(place, row)
+    if empty:
+        raise DataError(f"{path}: holds no transcripts")
+
+
+def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
+    identifier = _field(place, row, "id", "a string or whole number", str, int)
+    gold = _field(place, row, "gold", "a string or a list of strings", str, list)
+    if not gold and isinstance(gold, list):
+        raise DataError(f"{place}: field 'gold' must not be empty")
+    for one in gold if isinstance(gold, list) else ():
+        if not isinstance(one, str):
+            raise DataError(f"{place}: field 'gold' must hold strings, found {one!r:.40}")
+    return Transcript(
+        id=identifier,
+        prompt=_field(place, {"prompt": "", **row}, "prompt", "a string", str),
+        response=_field(place, row, "response", "a string", str),
+        gold=gold if isinstance(gold, str) else tuple(gold),
+    )
+
+
+def _field(place: str, row: Mapping[str, Any], name: str, wanted: str, *kinds: type) -> Any:
+    if name not in row:
+        raise DataError(f"{place}: field '{name}' is missing")
+    value = row[name]
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise DataError(f"{place}: field '{name}' must be {wanted}, found {value!r:.40}")
+    return value
+
+
+def _row(identifier: str | int, grade: Grade) -> dict[str, Any]:
+    return {
+        "id": identifier,
+        "score": grade.score,
+        "extracted": grade.extracted,
+        "status": grade.status,
+        "detail": dict(grade.detail),
+    }

@@ -1,0 +1,108 @@
+"""Search-R1's exact match with format terms, on the policy's own turns.
+
+A path is *well formed* where every turn is one ``<think>`` element and one action element,
+``<search>`` in all turns but the last and ``<answer>`` in the last, with only white space between.
+``graphpo_agent.rewards.transcripts`` has the authors' rule on a whole transcript instead.
+"""
+
+import re
+from collections.abc import Sequence
+
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.rewards.qa import answer_equals, normalize_answer
+from graphpo_agent.types import Outcome, Task
+
+__all__ = ["SearchR1Reward", "check_score", "is_retrieved", "is_well_formed", "tag_letters"]
+
+_TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
+_SEARCH_TURN = re.compile("Tx?tSx?s")
+_ANSWER_TURN = re.compile("Tx?tAx?a")
+
+
+def tag_letters(text: str) -> str:
+    """The skeleton of a text: a letter per tag, in order, and ``x`` for text that is not blank.
+
+    Opening tags are the capitals ``T S I A`` of think, search, information and answer, closing
+    tags the small letters.
+
+    Example: ``tag_letters("<think> who? </think> <search>karo</search>")`` is ``"TxtSxs"``.
+    """
+    parts = _TAG.split(text)
+    return "".join(_letter(part, bool(i % 2)) for i, part in enumerate(parts) if part.strip())
+
+
+def _letter(part: str, is_tag: bool) -> str:
+    if not is_tag:
+        return "x"
+    return part[2] if part[1] == "/" else part[1].upper()
+
+
+def is_well_formed(turns: Sequence[str]) -> bool:
+    """Whether the policy's turns follow Search-R1's format from the first to the answer."""
+    if not turns:
+        return False
+    *searches, last = map(tag_letters, turns)
+    return _ANSWER_TURN.fullmatch(last) is not None and all(map(_SEARCH_TURN.fullmatch, searches))
+
+
+def is_retrieved(task: Task, outcome: Outcome) -> bool:
+    """Whether a document that the path was shown contains an accepted answer, both normalised."""
+    golds = [gold for gold in map(normalize_answer, task.answers) if gold]
+    texts = [normalize_answer(document.contents) for document in outcome.documents] if golds else []
+    return any(gold in text for text in texts for gold in golds)
+
+
+def check_score(name: str, value: float) -> None:
+    """Raise ConfigError unless a format score is in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be in [0, 1], found {value}")
+
+
+class SearchR1Reward:
+    """Exact match with Search-R1's format terms; a ``RewardFn``.
+
+    ====================  ===========================  ===================
+    answer                well formed                  not well formed
+    ====================  ===========================  ===================
+    right                 1                            1 - structure
+    wrong                 structure (+ retrieval)      final
+    none                  0                            0
+    ====================  ===========================  ===================
+
+    Retrieval is added where ``is_retrieved``: a document shows an accepted answer, whatever the
+    policy made of it. It is 0 by default, as everything is: exact match.
+
+    Example: with structure 0.2, a right answer without a ``<think>`` element is worth 0.8.
+    """
+
+    def __init__(
+        self,
+        structure_format_score: float = 0.0,
+        final_format_score: float = 0.0,
+        retrieval_score: float = 0.0,
+    ) -> None:
+        """Set the terms; Search-R1's published runs with format terms use 0.2, 0.1 and 0.
+
+        Raises:
+            ConfigError: a term outside [0, 1], or structure and retrieval above 1 together.
+        """
+        check_score("structure_format_score", structure_format_score)
+        check_score("final_format_score", final_format_score)
+        check_score("retrieval_score", retrieval_score)
+        check_score(
+            "structure_format_score + retrieval_score", structure_format_score + retrieval_score
+        )
+        self._structure = structure_format_score
+        self._final = final_format_score
+        self._retrieval = retrieval_score
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        """In [0, 1], by the table above."""
+        if outcome.answer is None:
+            return 0.0
+        well_formed = is_well_formed(outcome.turns)
+        if answer_equals(outcome.answer, task.answers):
+            return 1.0 if well_formed else 1.0 - self._structure
+        if not well_formed:
+            return self._final
+        return self._structure + self._retrieval * is_retrieved(task, outcome)

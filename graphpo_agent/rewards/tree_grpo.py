@@ -1,0 +1,56 @@
+"""Tree-GRPO's token F1 with format terms, on the policy's own turns.
+
+Tree-GRPO rewards its question answering sets by exact match (``SearchR1Reward``) and everything
+else, web agents among it, by this. ``graphpo_agent.rewards.transcripts`` has the authors' rule on
+a whole transcript instead.
+"""
+
+from graphpo_agent.rewards.qa import answer_f1
+from graphpo_agent.rewards.search_r1 import check_score, is_retrieved, is_well_formed
+from graphpo_agent.types import Outcome, Task
+
+__all__ = ["TreeGrpoReward"]
+
+
+class TreeGrpoReward:
+    """Token F1 with format terms; a ``RewardFn``.
+
+    ====================  ===========================  ============================
+    F1 of the answer      well formed                  not well formed
+    ====================  ===========================  ============================
+    above 0               F1                           max(0, F1 - structure)
+    0                     structure (+ retrieval)      0
+    no answer             0                            0
+    ====================  ===========================  ============================
+
+    Well formed and retrieved are those of ``SearchR1Reward``. Upstream lets F1 - structure become
+    negative; node scores need rewards of at least 0, so it is cut off there.
+
+    Example: with structure 0.2 and no ``<think>`` element, an F1 of 2/3 is worth 0.467.
+    """
+
+    def __init__(self, structure_format_score: float = 0.0, retrieval_score: float = 0.0) -> None:
+        """Set the terms; Tree-GRPO's published runs use 0.2 and 0.
+
+        Raises:
+            ConfigError: a term outside [0, 1], or both above 1 together.
+        """
+        check_score("structure_format_score", structure_format_score)
+        check_score("retrieval_score", retrieval_score)
+        check_score(
+            "structure_format_score + retrieval_score", structure_format_score + retrieval_score
+        )
+        self._structure = structure_format_score
+        self._retrieval = retrieval_score
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        """In [0, 1], by the table above."""
+        if outcome.answer is None:
+            return 0.0
+        well_formed = is_well_formed(outcome.turns)
+        f1 = answer_f1(outcome.answer, task.answers)
+        if f1 > 0:
+            return f1 if well_formed else max(0.0, f1 - self._structure)
+        if not well_formed:
+            return 0.0
+        return self._structure + self._retrieval * is_retrieved(task, outcome)

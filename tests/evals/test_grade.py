@@ -1,0 +1,143 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.evals.grade import KINDS, GradeOptions, grade_file
+
+ROW = {"id": "a", "response": "<think>x</think> <answer> The Oak </answer>", "gold": "oak"}
+
+
+def graded(
+    tmp_path: Path, kind: str, *rows: dict[str, Any], options: GradeOptions | None = None
+) -> list[dict[str, Any]]:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
+    grade_file(kind, str(source), str(out), options or GradeOptions())
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_exact_match_of_the_last_complete_answer(tmp_path: Path) -> None:
+    rows = [
+        ROW,
+        {**ROW, "id": 2, "gold": ["fir", "oak"]},
+        {**ROW, "id": "c", "response": "<answer>fir</answer> oak <answer>oak</answer> <answer>fir"},
+        {**ROW, "id": "d", "response": "<answer>oak</answer> </answer>"},
+        {**ROW, "id": "e", "response": "<answer> fir <answer>oak</answer>"},
+        {**ROW, "id": "f", "response": "oak"},
+        {**ROW, "id": "g", "response": "fir", "prompt": "<answer>oak</answer>"},
+        {**ROW, "id": "h", "response": "<answer></answer>"},
+    ]
+    found = graded(tmp_path, "em", *rows)
+    assert [row["id"] for row in found] == ["a", 2, "c", "d", "e", "f", "g", "h"]
+    assert [row["score"] for row in found] == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert [row["extracted"] for row in found[-3:]] == [None, None, ""]
+    assert [row["status"] for row in found[-3:]] == ["no_answer", "no_answer", "ok"]
+    assert found[1]["detail"] == {"gold": "oak"}
+    assert set(found[0]) == {"id", "score", "extracted", "status", "detail"}
+
+
+def test_a_bare_response_is_the_answer(tmp_path: Path) -> None:
+    bare = GradeOptions(bare=True)
+    row = {"id": "a", "response": " born 1987\n", "gold": ["1954", "1987"], "note": "mine"}
+    (em,) = graded(tmp_path, "em", row, options=bare)
+    (subem,) = graded(tmp_path, "subem", row, options=bare)
+    (f1,) = graded(tmp_path, "f1", row, options=bare)
+    assert (em["score"], subem["score"], f1["score"]) == (0.0, 1.0, pytest.approx(2 / 3))
+    assert em["extracted"] == "born 1987" and em["detail"] == {"gold": None}
+    assert f1["detail"] == {"gold": "1987"}
+
+
+def test_the_originals_read_prompt_and_response(tmp_path: Path) -> None:
+    prompt = "<answer>and</answer> <answer>Beijing</answer> <|im_start|>assistant\n"
+    answered = {"id": "a", "prompt": prompt, "response": ROW["response"], "gold": "oak"}
+    unanswered = {**answered, "response": "hm", "gold": ["Beijing"]}
+    options = GradeOptions(structure_score=0.2, final_format_score=0.1, format_score=0.05)
+    for kind, scores in {
+        "search_r1_em": [1.0, 1.0, 0.0],
+        "search_r1_em_format": [1.0, 0.8, 0.0],
+        "tree_grpo_f1": [1.0, 0.8, 0.0],
+        "verl_search_r1_em": [1.0, 1.0, 1.0],
+    }.items():
+        found = graded(tmp_path, kind, answered, unanswered, ROW, options=options)
+        assert [row["score"] for row in found] == pytest.approx(scores), kind
+        assert [row["extracted"] for row in found[:2]] == ["The Oak", "Beijing"]
+        assert [row["status"] for row in found[:2]] == ["ok", "ok"]
+    (single,) = graded(tmp_path, "search_r1_em", ROW)
+    assert single["extracted"] is None and single["status"] == "no_answer"
+
+
+def test_the_format_scores_reach_their_rules(tmp_path: Path) -> None:
+    wrong = {"id": "a", "response": "<answer>fir</answer>" * 2, "gold": "oak"}
+    options = GradeOptions(final_format_score=0.1, format_score=0.05)
+    scores = {
+        kind: graded(tmp_path, kind, wrong, options=options)[0]["score"] for kind in KINDS[3:]
+    }
+    assert scores == {
+        "search_r1_em": 0.05,
+        "search_r1_em_format": 0.1,
+        "tree_grpo_f1": 0.0,
+        "verl_search_r1_em": 0.05,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", ":2: not valid JSON"),
+        ("[]", ":2: expected a JSON object"),
+        ('{"response": "x", "gold": "y"}', ":2: field 'id' is missing"),
+        ('{"id": true, "response": "x", "gold": "y"}', ":2: field 'id' must be"),
+        ('{"id": "b", "gold": "y"}', ":2: field 'response' is missing"),
+        ('{"id": "b", "response": null, "gold": "y"}', ":2: field 'response' must be a string"),
+        ('{"id": "b", "response": "x"}', ":2: field 'gold' is missing"),
+        ('{"id": "b", "response": "x", "gold": []}', ":2: field 'gold' must not be empty"),
+        ('{"id": "b", "response": "x", "gold": ["y", 3]}', ":2: field 'gold' must hold strings"),
+        ('{"id": "b", "response": "x", "gold": 3}', ":2: field 'gold' must be a string or a list"),
+        ('{"id": "b", "response": "x", "gold": "y", "prompt": 1}', ":2: field 'prompt' must be"),
+    ],
+)
+def test_a_bad_row_names_its_place_and_leaves_the_output_alone(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(ROW) + "\n" + line + "\n")
+    out.write_text("precious")
+    with pytest.raises(DataError) as error:
+        grade_file("em", str(source), str(out), GradeOptions())
+    assert f"{source}{says}" in str(error.value) and "\n" not in str(error.value)
+    assert out.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    out = str(tmp_path / "out.jsonl")
+    with pytest.raises(DataError, match="cannot be read"):
+        grade_file("em", str(source), out, GradeOptions())
+    source.write_text("\n")
+    with pytest.raises(DataError, match="holds no transcripts"):
+        grade_file("em", str(source), out, GradeOptions())
+    source.write_text(json.dumps(ROW))
+    for wrong in (tmp_path, tmp_path / "nowhere" / "out.jsonl", Path("/dev/null")):
+        with pytest.raises(DataError, match="output"):
+            grade_file("em", str(source), str(wrong), GradeOptions())
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        ("em", GradeOptions(format_score=0.1), "--format-score is not a setting of em"),
+        ("search_r1_em", GradeOptions(bare=True), "--bare is not a setting of search_r1_em"),
+        ("tree_grpo_f1", GradeOptions(structure_score=float("nan")), "--structure-score must be"),
+        ("tree_grpo_f1", GradeOptions(retrieval_score=float("inf")), "--retrieval-score must be"),
+    ],
+)
+def test_options_that_a_kind_does_not_take(
+    tmp_path: Path, kind: str, options: GradeOptions, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        graded(tmp_path, kind, ROW, options=options)

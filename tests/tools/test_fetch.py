@@ -1,0 +1,517 @@
+import gzip
+import json
+import socket
+import ssl
+import threading
+import time
+import tracemalloc
+import zlib
+
+import pytest
+import trustme
+
+from graphpo_agent.errors import ToolError
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.store import CallStore
+from graphpo_agent.protocols import PageReader
+from tests.tools.web_server import HTML, LOCAL, serving
+from tools.fetch import WebReader, resolve
+
+OAK = b"An oak is a tree."
+OAK_HTML = b"<title>Oak</title><p>An oak is a tree.</p>"
+HOSTILE = b"<p " + b" ".join(b"a%d=1" % n for n in range(200_000)) + b">x</p>"
+
+
+@pytest.fixture
+def site():
+    with serving() as site:
+        yield site
+
+
+def reader_for(site, **options):
+    """A reader that may visit this site, and this site only."""
+    allowed = {
+        "allowed_ports": [site.port],
+        "allowed_networks": LOCAL,
+        "respect_robots": False,
+        "deadline_s": 60.0,
+        "extraction_s": 60.0,
+        "extractors": 1,
+        "tries": 1,
+    }
+    return WebReader(**(allowed | options))
+
+
+def failure_of(reader, url):
+    with pytest.raises(CallFailed) as failed:
+        reader.read(url)
+    assert "\n" not in str(failed.value)
+    return failed.value.kind
+
+
+def test_a_page_is_read_as_a_document(site):
+    site.page("/oak", OAK_HTML, HTML)
+    reader = reader_for(site)
+    assert isinstance(reader, PageReader)
+    document = reader.read(site.url("/oak"))
+    assert (document.id, document.url) == (site.url("/oak"), site.url("/oak"))
+    assert document.contents == '"Oak"\nAn oak is a tree.'
+
+
+def test_only_honest_headers_are_sent(site, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    site.page("/oak", OAK, Set_Cookie="session=1; Path=/")
+    reader = reader_for(site, user_agent="oak-reader/1 (test)")
+    reader.read(site.url("/oak"))
+    reader.read(site.url("/oak"))
+    for headers in site.headers:
+        assert headers.pop("Host") == f"127.0.0.1:{site.port}"
+        assert headers.pop("User-Agent") == "oak-reader/1 (test)"
+        assert set(headers) == {"Accept", "Accept-Encoding", "Connection"}
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "expected"),
+    [
+        (b"plain \xe2\x80\x8btext\r\n", "text/plain; charset=utf-8", "plain text"),
+        ("Grün".encode("latin-1"), 'Text/Plain; Charset="ISO-8859-1"', "Grün"),
+        (b'{"a": 1}', "application/json", '{"a": 1}'),
+        ("<p>橡树是一种树".encode("gb18030"), "text/html; charset=gb2312", "橡树是一种树"),
+        ("<meta charset=koi8-r><p>дуб".encode("koi8-r"), "text/html", "дуб"),
+        (b"<html><p>An oak</html>", "application/xhtml+xml", "An oak"),
+    ],
+)
+def test_content_types_and_charsets_that_are_read(site, body, content_type, expected):
+    site.page("/", body, content_type)
+    assert reader_for(site).read(site.url()).text == expected
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/pdf", b"%PDF-1.7"),
+        ("image/png", b"\x89PNG"),
+        ("application/octet-stream", b"text"),
+        (None, b"text"),
+        (HTML, b""),
+        (HTML, b"<script>1</script>"),
+        ("text/plain", b" \x00\xe2\x80\x8b "),
+    ],
+)
+def test_pages_without_readable_text_are_no_result(site, content_type, body):
+    site.page("/", body, content_type)
+    assert failure_of(reader_for(site), site.url()) == "no_result"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (301, "no_result"),
+        (400, "no_result"),
+        (403, "no_result"),
+        (404, "no_result"),
+        (410, "no_result"),
+        (408, "transient"),
+        (429, "rate_limit"),
+        (500, "transient"),
+        (503, "transient"),
+    ],
+)
+def test_what_a_status_means(site, status, kind):
+    site.page("/", OAK, status=status)
+    assert failure_of(reader_for(site), site.url()) == kind
+
+
+def test_a_passing_failure_is_tried_again(site):
+    def recovering(handler):
+        if site.requests["/"] == 1:
+            handler.send_error(503)
+        else:
+            handler.send_response(200)
+            handler.send_header("Content-Type", "text/plain")
+            handler.end_headers()
+            handler.wfile.write(OAK)
+
+    site.pages["/"] = recovering
+    assert reader_for(site, tries=2).read(site.url()).text == "An oak is a tree."
+    site.page("/busy", b"", status=429)
+    assert failure_of(reader_for(site, tries=3), site.url("/busy")) == "rate_limit"
+    assert site.requests["/busy"] == 1
+
+
+def test_nobody_there_is_transient():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    reader = WebReader(allowed_ports=[port], allowed_networks=LOCAL, tries=1)
+    assert failure_of(reader, f"http://127.0.0.1:{port}/") == "transient"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::1]", "[::ffff:127.0.0.1]"],
+)
+def test_this_machine_is_out_of_reach(site, host):
+    site.page("/", OAK)
+    reader = reader_for(site, allowed_networks=[])
+    assert failure_of(reader, site.url(host=host)) == "bad_arguments"
+    assert not site.requests
+
+
+@pytest.mark.parametrize("answers", [["127.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["::1", "8.8.8.8"]])
+def test_a_name_that_leads_here_is_out_of_reach(site, answers):
+    reader = reader_for(site, allowed_networks=[], resolver=lambda host, port: answers)
+    assert failure_of(reader, site.url(host="oak.example")) == "bad_arguments"
+    assert not site.requests
+
+
+def test_the_address_that_was_checked_is_the_one_connected_to(site):
+    """DNS rebinding: the second answer would be another host; it is never asked for."""
+    site.page("/", OAK)
+    asked = []
+
+    def rebinding(host, port):
+        asked.append((host, port))
+        return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.2"]
+
+    reader = reader_for(site, resolver=rebinding)
+    assert reader.read(site.url(host="oak.example")).text == "An oak is a tree."
+    assert asked == [("oak.example", site.port)]
+    assert site.headers[0]["Host"] == f"oak.example:{site.port}"
+    assert failure_of(reader, site.url(host="oak.example")) == "bad_arguments"
+    assert site.requests["/"] == 1
+
+
+def test_the_next_address_is_tried_when_one_does_not_answer(site):
+    site.page("/", OAK)
+    networks = ["127.0.0.0/8"]
+    reader = reader_for(
+        site, allowed_networks=networks, resolver=lambda host, port: ["127.9.9.9", "127.0.0.1"]
+    )
+    assert reader.read(site.url(host="oak.example")).text == "An oak is a tree."
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(socket.EAI_NONAME, "no_result"), (socket.EAI_AGAIN, "transient")]
+)
+def test_a_failed_look_up(error, kind):
+    def failing(host, port):
+        raise socket.gaierror(error, "look-up")
+
+    assert failure_of(WebReader(resolver=failing, tries=1), "http://oak.example/") == kind
+
+
+def test_a_look_up_that_hangs_ends_with_the_deadline():
+    hanging = threading.Event()
+    reader = WebReader(resolver=lambda host, port: hanging.wait() and [], deadline_s=0.3)
+    assert failure_of(reader, "http://oak.example/") == "transient"
+    hanging.set()
+
+
+def test_the_system_looks_names_up():
+    assert "127.0.0.1" in resolve("127.0.0.1", 80)
+    assert {"127.0.0.1", "::1"} & set(resolve("localhost", 80))
+
+
+def test_redirects_are_followed(site):
+    for number in range(5):
+        site.page(f"/{number}", b"", status=302, Location=f"{number + 1}?q#part")
+        site.pages[f"/{number}?q"] = site.pages[f"/{number}"]
+    site.page("/5?q", OAK)
+    document = reader_for(site).read(site.url("/0"))
+    assert document.text == "An oak is a tree."
+    assert document.url == site.url("/0")
+    site.page("/start", b"", status=301, Location="/0")
+    assert failure_of(reader_for(site), site.url("/start")) == "no_result"
+    site.page("/round", b"", status=307, Location="/round")
+    assert failure_of(reader_for(site), site.url("/round")) == "no_result"
+    assert site.requests["/round"] == 6
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://2852039166/",
+        "http://[::ffff:169.254.169.254]/",
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/",
+        "http://127.0.0.1:22/",
+        "http://user:pass@127.0.0.1/",
+        "//localhost/",
+        "javascript:alert(1)",
+        "http://[",
+        "http://a..b/",
+        "http://blocked.example/page",
+    ],
+)
+def test_no_redirect_leads_out_of_bounds(site, target):
+    site.page("/", OAK, status=302, Location=target)
+    reader = reader_for(
+        site,
+        allowed_ports=[80, site.port],
+        allowed_networks=LOCAL,
+        blocked_hosts=["blocked.example"],
+        resolver=lambda host, port: ["10.0.0.1"],
+    )
+    assert failure_of(reader, site.url()) == "bad_arguments"
+
+
+def test_a_blocked_page_is_not_asked_for(site):
+    site.page("/answers", OAK)
+    reader = reader_for(site, blocked_hosts=["127.0.0.1/answers"])
+    assert failure_of(reader, site.url("/%61nswers")) == "bad_arguments"
+    assert not site.requests
+
+
+def test_a_page_is_cut_at_its_decompressed_size(site):
+    bomb = gzip.compress(b"oak " * 50_000_000)
+    site.page("/bomb", bomb, "text/plain", Content_Encoding="gzip")
+    tracemalloc.start()
+    text = reader_for(site, max_bytes=100_000).read(site.url("/bomb")).text
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 99_990 <= len(text) <= 100_000
+    assert peak < 20_000_000
+    site.page("/twice", gzip.compress(bomb), "text/plain", Content_Encoding="gzip, gzip")
+    text = reader_for(site, max_bytes=100_000).read(site.url("/twice")).text
+    assert len(text) <= 100_000
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_compressed_pages_are_read(site, encoding):
+    pack = gzip.compress if encoding == "gzip" else zlib.compress
+    site.page("/", pack(OAK), Content_Encoding=encoding)
+    assert reader_for(site).read(site.url()).text == "An oak is a tree."
+
+
+def test_a_broken_compression_is_no_result(site):
+    site.page("/", b"no gzip at all", Content_Encoding="gzip")
+    assert failure_of(reader_for(site), site.url()) == "no_result"
+
+
+def _drip_head(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
+    _drip(handler)
+
+
+def _drip_body(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+    _drip(handler)
+
+
+def _drip_chunks(handler):
+    handler.wfile.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    _drip(handler, b"1\r\na\r\n")
+
+
+def _drip_nothing(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nhello")
+    handler.wfile.flush()
+    handler.rfile.read(1)
+
+
+def _drip(handler, piece=b"a"):
+    """A byte now and then for as long as somebody listens."""
+    while True:
+        handler.wfile.write(piece)
+        handler.wfile.flush()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("answer", [_drip_head, _drip_body, _drip_chunks, _drip_nothing])
+def test_a_server_that_never_ends_meets_the_deadline(site, answer):
+    site.pages["/"] = answer
+    assert failure_of(reader_for(site, deadline_s=0.5, tries=2), site.url()) == "transient"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"]
+)
+def test_a_broken_answer_is_transient(site, answer):
+    site.pages["/"] = lambda handler: handler.wfile.write(answer)
+    assert failure_of(reader_for(site), site.url()) == "transient"
+
+
+def test_a_hostile_page_does_not_stop_the_others(site):
+    site.page("/hostile", HOSTILE, HTML)
+    site.page("/oak", OAK_HTML, HTML)
+    reader = reader_for(site, extraction_s=3.0, extractors=2)
+    kinds = []
+    hostile = threading.Thread(
+        target=lambda: kinds.append(failure_of(reader, site.url("/hostile")))
+    )
+    hostile.start()
+    assert reader.read(site.url("/oak")).text == "An oak is a tree."
+    hostile.join()
+    assert kinds == ["no_result"]
+    assert reader.read(site.url("/oak")).text == "An oak is a tree."
+
+
+def test_requests_to_one_host_take_turns(site):
+    running, most = [], []
+    lock = threading.Lock()
+
+    def counted(handler):
+        with lock:
+            running.append(1)
+            most.append(len(running))
+        time.sleep(0.05)
+        with lock:
+            running.pop()
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/plain")
+        handler.end_headers()
+        handler.wfile.write(b"oak")
+
+    site.pages["/"] = counted
+    reader = reader_for(site, per_host=2)
+    threads = [threading.Thread(target=reader.read, args=(site.url(),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 8
+    assert max(most) <= 2
+
+
+def test_robots_are_respected(site):
+    rules = b"User-agent: graphpo-agent\nDisallow: /private\n\nUser-agent: *\nDisallow: /\n"
+    site.page("/robots.txt", rules, "text/plain")
+    site.page("/oak", OAK)
+    site.page("/private/oak", OAK)
+    site.page("/hop", b"", status=302, Location="/private/oak")
+    reader = reader_for(site, respect_robots=True)
+    assert reader.read(site.url("/oak")).text == "An oak is a tree."
+    assert failure_of(reader, site.url("/private/oak")) == "no_result"
+    assert failure_of(reader, site.url("/hop")) == "no_result"
+    assert site.requests == {"/robots.txt": 1, "/oak": 1, "/hop": 1}
+    other = reader_for(site, respect_robots=True, user_agent="another/1")
+    assert failure_of(other, site.url("/oak")) == "no_result"
+    assert reader_for(site).read(site.url("/private/oak")).text == "An oak is a tree."
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, None), (403, None), (500, "transient"), (429, "transient")]
+)
+def test_robots_that_cannot_be_read(site, status, kind):
+    site.page("/robots.txt", b"User-agent: *\nDisallow: /", "text/plain", status=status)
+    site.page("/", OAK)
+    reader = reader_for(site, respect_robots=True)
+    if kind is None:
+        assert reader.read(site.url()).text == "An oak is a tree."
+    else:
+        assert failure_of(reader, site.url()) == kind
+        assert site.requests["/"] == 0
+
+
+def test_robots_are_fetched_as_carefully_as_pages(site):
+    site.page("/robots.txt", b"", status=302, Location="http://169.254.169.254/")
+    reader = reader_for(site, respect_robots=True, allowed_ports=[80, site.port])
+    assert failure_of(reader, site.url()) == "bad_arguments"
+
+
+def test_pages_and_lasting_failures_are_recorded(site, tmp_path):
+    site.page("/oak", OAK_HTML, HTML)
+    site.page("/busy", b"", status=503)
+    reader = reader_for(site, store=CallStore(tmp_path / "calls.sqlite", "replay"))
+    first = reader.read(site.url("/oak"))
+    assert failure_of(reader, site.url("/gone")) == "no_result"
+    assert failure_of(reader, site.url("/busy")) == "transient"
+    asked = dict(site.requests)
+    again = reader_for(site, store=CallStore(tmp_path / "calls.sqlite", "strict"))
+    assert again.read(site.url("/oak")) == first
+    assert failure_of(again, site.url("/gone")) == "no_result"
+    assert site.requests == asked
+    with pytest.raises(ToolError):
+        again.read(site.url("/busy"))
+
+
+def test_a_recorded_page_behind_a_redirect_is_still_blocked(site, tmp_path):
+    site.page("/innocent", b"", status=302, Location="/answers")
+    site.page("/answers", OAK)
+    path = tmp_path / "calls.sqlite"
+    assert (
+        reader_for(site, store=CallStore(path)).read(site.url("/innocent")).text
+        == "An oak is a tree."
+    )
+    strict = CallStore(path, "strict")
+    blocking = reader_for(site, store=strict, blocked_hosts=["127.0.0.1/answers"])
+    assert failure_of(blocking, site.url("/innocent")) == "bad_arguments"
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+def _https(authority, name):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    names = []
+    context.sni_callback = lambda sock, name, context: names.append(name)
+    return context, names
+
+
+def test_https_checks_the_certificate_of_the_name(authority, tmp_path):
+    ca_file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca_file))
+    context, names = _https(authority, "oak.example")
+    with serving(context) as site:
+        site.page("/", OAK)
+        options = {"resolver": lambda host, port: ["127.0.0.1"]}
+        reader = reader_for(site, ca_file=str(ca_file), **options)
+        url = f"https://oak.example:{site.port}/"
+        assert reader.read(url).text == "An oak is a tree."
+        assert names == ["oak.example"]
+        assert failure_of(reader, url.replace("oak", "fir")) == "no_result"
+        assert failure_of(reader_for(site, **options), url) == "no_result"
+        assert site.requests["/"] == 1
+
+
+def test_a_tls_handshake_that_never_ends_meets_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        reader = WebReader(
+            allowed_ports=[port], allowed_networks=LOCAL, deadline_s=0.5, respect_robots=False
+        )
+        assert failure_of(reader, f"https://127.0.0.1:{port}/") == "transient"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline_s": 0},
+        {"deadline_s": "30"},
+        {"tries": 0},
+        {"max_bytes": -1},
+        {"per_host": 1.5},
+        {"extractors": 0},
+        {"extraction_s": float("nan")},
+        {"allowed_networks": ["10.0.0.1/8"]},
+        {"allowed_networks": ["intranet"]},
+        {"blocked_hosts": ["https://example.org"]},
+        {"ca_file": "/no/such/file.pem"},
+    ],
+)
+def test_options_that_cannot_be_used(options):
+    with pytest.raises(ToolError) as failed:
+        WebReader(**options)
+    assert "\n" not in str(failed.value)
+    assert next(iter(options)) in str(failed.value)
+
+
+def test_a_record_is_plain_json(site, tmp_path):
+    site.page("/oak", OAK_HTML, HTML)
+    kept = {}
+
+    class Memory:
+        def fetch(self, key, call):
+            return kept.setdefault(key, call())
+
+    reader_for(site, store=Memory()).read(site.url("/oak"))
+    [record] = kept.values()
+    assert json.loads(record)["title"] == "Oak"

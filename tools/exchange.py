@@ -1,0 +1,199 @@
+"""One HTTP request to an internet address that was checked, bounded in time and bytes."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import DecodeError, HTTPError
+from urllib3.response import BaseHTTPResponse
+
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.reply import Reply
+from tools.addresses import WebAddress
+
+__all__ = ["Deadline", "exchange", "within"]
+
+_CHUNK = 65536
+
+
+class Deadline:
+    """A moment by which everything that one call does has to be over.
+
+    Example: ``Deadline(30.0).left()`` is 30 at first and raises after half a minute.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Start the clock."""
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._end
+
+    def left(self) -> float:
+        """Seconds left, more than 0.
+
+        Raises:
+            CallFailed: transient: none.
+        """
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise self.missed()
+        return left
+
+    def missed(self) -> CallFailed:
+        """What to raise when the time is up."""
+        return CallFailed("transient", f"no answer within {self._seconds:g} s")
+
+
+class _PinnedHTTP(HTTPConnection):
+    """Talks through the socket it is given; the host name serves the Host header only."""
+
+    open_socket: Callable[[], socket.socket]
+
+    def _new_conn(self) -> socket.socket:
+        return self.open_socket()
+
+
+class _PinnedHTTPS(HTTPSConnection):
+    """As ``_PinnedHTTP``; the host name also serves SNI and the certificate check."""
+
+    open_socket: Callable[[], socket.socket]
+
+    def _new_conn(self) -> socket.socket:
+        return self.open_socket()
+
+
+def exchange(
+    address: WebAddress,
+    internet_addresses: Sequence[str],
+    *,
+    headers: Mapping[str, str],
+    max_bytes: int,
+    deadline: Deadline,
+    tls: ssl.SSLContext,
+) -> Reply:
+    """Send one GET request and read the answer; redirects are returned, not followed.
+
+    Args:
+        address: names the host, for the request and the certificate.
+        internet_addresses: checked ones; tried in order, and nothing else is connected to.
+        headers: the only ones sent, besides Host.
+        max_bytes: of the decompressed body; what is beyond is not read.
+        deadline: everything is over by then, whatever the server does.
+        tls: verifies the host's certificate.
+
+    Raises:
+        CallFailed: transient: no connection, a broken one, or out of time; no_result: a wrong
+            certificate or a body that cannot be decompressed.
+    """
+    host, port = address.host, address.port
+    connection: _PinnedHTTP | _PinnedHTTPS = _PinnedHTTP(host, port, timeout=deadline.left())
+    if address.scheme == "https":
+        connection = _PinnedHTTPS(host, port, timeout=deadline.left(), ssl_context=tls)
+    with contextlib.ExitStack() as stack:
+        stack.callback(connection.close)
+        connection.open_socket = lambda: _connect(internet_addresses, address, deadline, stack)
+        try:
+            connection.request("GET", address.target, headers=dict(headers), preload_content=False)
+            response = connection.getresponse()
+            stack.callback(response.close)
+            body = _read(response, max_bytes)
+        except (ssl.CertificateError, DecodeError) as error:
+            raise CallFailed("no_result", f"{address.host}: {_one_line(error)}") from error
+        except (OSError, HTTPError, http.client.HTTPException) as error:
+            if deadline.passed:
+                raise deadline.missed() from error
+            raise CallFailed("transient", f"{address.host}: {_one_line(error)}") from error
+    if deadline.passed:
+        raise deadline.missed()
+    names = {name.lower(): value for name, value in response.headers.items()}
+    return Reply(response.status, names, body)
+
+
+def within(deadline: Deadline, function: Callable[[], Sequence[str]]) -> Sequence[str]:
+    """What a function that cannot be interrupted returns, unless it takes too long.
+
+    Raises:
+        CallFailed: transient: the time is up; the function goes on in a thread of its own.
+    """
+    outcome: list[Sequence[str] | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(deadline.left())
+    if not outcome:
+        raise deadline.missed()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _connect(
+    internet_addresses: Sequence[str],
+    address: WebAddress,
+    deadline: Deadline,
+    stack: contextlib.ExitStack,
+) -> socket.socket:
+    """A socket to the first internet address that answers; shut down when the time is up."""
+    refused = OSError("no internet address")
+    for number, internet_address in enumerate(internet_addresses):
+        patience = deadline.left() / (len(internet_addresses) - number)
+        try:
+            connected = socket.create_connection((internet_address, address.port), patience)
+        except OSError as error:
+            refused = error
+            continue
+        connected.settimeout(deadline.left())
+        stack.enter_context(_shut_down_at(deadline, connected))
+        return connected
+    raise refused
+
+
+@contextlib.contextmanager
+def _shut_down_at(deadline: Deadline, connected: socket.socket) -> Iterator[None]:
+    """End the connection at the deadline, even while a server sends byte after byte.
+
+    A duplicate descriptor is kept: TLS takes the first one over.
+    """
+    handle = connected.dup()
+
+    def shut_down() -> None:
+        with contextlib.suppress(OSError):
+            handle.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(deadline.left(), shut_down)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        handle.close()
+
+
+def _read(response: BaseHTTPResponse, max_bytes: int) -> bytes:
+    """The decompressed body up to ``max_bytes``."""
+    body = bytearray()
+    for chunk in response.stream(_CHUNK, decode_content=True):
+        body += chunk
+        if len(body) >= max_bytes:
+            break
+    return bytes(body[:max_bytes])
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

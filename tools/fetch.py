@@ -1,0 +1,307 @@
+"""Reading a page of the open web whose address a model chose."""
+
+import ipaddress
+import json
+import socket
+import ssl
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from urllib.parse import urljoin
+
+import certifi
+
+from graphpo_agent.errors import ToolError
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.reply import Reply
+from graphpo_agent.net.store import CallStore, request_key
+from graphpo_agent.types import Document
+from tools.addresses import Network, WebAddress, literal_address, parse_address, public_addresses
+from tools.blocklist import BlockList
+from tools.exchange import Deadline, exchange, within
+from tools.html import clean_text, decode_page
+from tools.html_pool import HtmlPool
+from tools.limits import check_counts, check_seconds
+from tools.robots import RobotRules
+
+__all__ = ["Resolver", "WebReader", "resolve"]
+
+Resolver = Callable[[str, int], Sequence[str]]
+"""Host name and port to every internet address of the host; raises socket.gaierror."""
+
+_MAX_REDIRECTS = 5
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_FIRST_BACKOFF_S = 0.5
+_HTML = frozenset(("text/html", "application/xhtml+xml"))
+_PLAIN = frozenset(("text/plain", "text/markdown", "application/json"))
+_LASTING = frozenset(("bad_arguments", "no_result"))
+"""Failures that are what this page is, and recorded as such."""
+_UNKNOWN_HOST = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
+_HOST_GATES = 256
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The system's answer: every IPv4 and IPv6 address of a host.
+
+    Raises:
+        OSError: socket.gaierror: there is none, or none to be had.
+    """
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in answers]
+
+
+class WebReader:
+    r"""A ``PageReader`` that fetches pages itself, as carefully as an address from a model needs.
+
+    Only http and https on allowed ports; every internet address of the host, at the first
+    request and at each redirect, must be public, and the connection goes to an address that was
+    checked. No cookies, credentials or proxies. Bytes (after decompression), time and content
+    types are limited; HTML is read in processes that can be killed; sites' robots.txt is
+    respected. The text has no characters that cannot be seen.
+
+    A page that fails for a passing reason is tried again while there is time; at most ``per_host``
+    requests to one host run at once. Safe to use from several threads.
+
+    Example::
+
+        WebReader(blocked_hosts=["benchmark-mirrors"]).read("https://example.org/oak")
+        # Document(id="https://example.org/oak", contents='"Oak"\nAn oak is a tree', ...)
+    """
+
+    def __init__(
+        self,
+        *,
+        allowed_ports: Sequence[int] = (80, 443),
+        allowed_networks: Sequence[str] = (),
+        respect_robots: bool = True,
+        include_links: bool = False,
+        blocked_hosts: Sequence[str] = (),
+        user_agent: str = "graphpo-agent/0.1 (reads single pages for a research agent)",
+        deadline_s: float = 30.0,
+        tries: int = 2,
+        max_bytes: int = 4 * 2**20,
+        per_host: int = 2,
+        extraction_s: float = 10.0,
+        extractors: int = 2,
+        ca_file: str | None = None,
+        store: CallStore | None = None,
+        resolver: Resolver = resolve,
+    ) -> None:
+        """Set the limits; nothing is fetched or started yet.
+
+        Args:
+            allowed_ports: others are refused.
+            allowed_networks: hosts of these networks may be visited although they are not on the
+                public internet, such as ``10.20.0.0/16``, an intranet.
+            respect_robots: read each site's robots.txt first and do what it says.
+            include_links: keep links, as Markdown with absolute addresses.
+            blocked_hosts: patterns of a ``BlockList``, checked at each redirect, too.
+            user_agent: what sites are told; its first word is what robots.txt may name.
+            deadline_s: seconds for one page: look-up, all redirects, tries and extraction.
+            tries: how often a page is asked for while it fails for a passing reason.
+            max_bytes: of a page, decompressed; a longer one is cut there.
+            per_host: requests to one host at once; others wait.
+            extraction_s: seconds to turn one page into text, then the process is killed.
+            extractors: processes that do so.
+            ca_file: certificates (PEM) to trust instead of the public ones.
+            store: where pages are recorded and taken from.
+            resolver: looks up host names.
+
+        Raises:
+            ToolError: a limit that is not above 0, a bad network or pattern, an unreadable
+                ``ca_file``.
+        """
+        check_seconds("web reader", deadline_s=deadline_s, extraction_s=extraction_s)
+        check_counts(
+            "web reader",
+            tries=tries,
+            max_bytes=max_bytes,
+            per_host=per_host,
+            extractors=extractors,
+        )
+        self._allowed_ports = frozenset(allowed_ports)
+        self._allowed_networks = [_network(text) for text in allowed_networks]
+        self._include_links = include_links
+        self._blocked = BlockList(blocked_hosts)
+        self._headers = {
+            "User-Agent": user_agent,
+            "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8, application/json;q=0.5",
+            "Accept-Encoding": "gzip, deflate",
+            "Connection": "close",
+        }
+        self._deadline_s = deadline_s
+        self._tries = tries
+        self._max_bytes = max_bytes
+        self._robots = RobotRules(user_agent) if respect_robots else None
+        self._pool = HtmlPool(extractors, extraction_s)
+        self._tls = _tls_context(ca_file)
+        self._store = store
+        self._resolver = resolver
+        self._gates = [threading.BoundedSemaphore(per_host) for _ in range(_HOST_GATES)]
+
+    def read(self, url: str) -> Document:
+        """The page as text; ``contents`` is its title in double quotes, a line end, its text.
+
+        Raises:
+            CallFailed: bad_arguments: an address that may not be visited; no_result: no such page,
+                an empty one, or one of another content type; rate_limit, transient: not now.
+            ToolError: the store or the extractor cannot be used.
+        """
+        address = self._allowed(url)
+        if self._store is None:
+            record = self._record(address)
+        else:
+            record = self._store.fetch(self._key(address), lambda: self._record(address))
+        page = json.loads(record)
+        if "failure" in page:
+            raise CallFailed(page["failure"], page["message"])
+        self._allowed(page["url"])
+        return Document(id=url, contents=f'"{page["title"] or url}"\n{page["text"]}', url=url)
+
+    def _allowed(self, url: str) -> WebAddress:
+        address = parse_address(url, self._allowed_ports)
+        if self._blocked.covers(address.url):
+            raise CallFailed("bad_arguments", f"{address.host}: this page may not be visited")
+        return address
+
+    def _key(self, address: WebAddress) -> str:
+        settings = {
+            "links": self._include_links,
+            "max_bytes": self._max_bytes,
+            "networks": sorted(map(str, self._allowed_networks)),
+            "robots": self._robots is not None,
+        }
+        return request_key("READ", address.url, params=settings)
+
+    def _record(self, address: WebAddress) -> bytes:
+        """The page, or why it will never be one, as JSON.
+
+        Raises:
+            CallFailed: rate_limit or transient.
+        """
+        try:
+            url, title, text = self._page(address)
+        except CallFailed as error:
+            if error.kind not in _LASTING:
+                raise
+            return json.dumps({"failure": error.kind, "message": str(error)}).encode()
+        return json.dumps({"url": url, "title": title, "text": text}).encode()
+
+    def _page(self, address: WebAddress) -> tuple[str, str, str]:
+        """Final address, title and text, after as many tries as it takes and there may be."""
+        deadline = Deadline(self._deadline_s)
+        for tried in range(1, self._tries + 1):
+            try:
+                final, reply = self._follow(address, deadline, self._robots)
+                return final.url, *self._readable(final, reply, deadline)
+            except CallFailed as error:
+                backoff = _FIRST_BACKOFF_S * 2 ** (tried - 1)
+                last = tried == self._tries or deadline.passed or backoff >= deadline.left()
+                if error.kind != "transient" or last:
+                    raise
+                time.sleep(backoff)
+        raise AssertionError("there is at least one try")
+
+    def _follow(
+        self, address: WebAddress, deadline: Deadline, robots: RobotRules | None
+    ) -> tuple[WebAddress, Reply]:
+        """The first answer that is no redirect, and where it came from."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            if robots is not None:
+                robots.check(address, lambda place: self._follow(place, deadline, None)[1])
+            reply = self._get(address, deadline)
+            if reply.status not in _REDIRECTS or "location" not in reply.headers:
+                return address, reply
+            address = self._allowed(_target(address, reply.headers["location"]))
+        raise CallFailed("no_result", f"{address.host}: more than {_MAX_REDIRECTS} redirects")
+
+    def _get(self, address: WebAddress, deadline: Deadline) -> Reply:
+        """One request, in the host's turn, to an address that was looked up for it alone."""
+        gate = self._gates[zlib.crc32(address.host.encode()) % _HOST_GATES]
+        if not gate.acquire(timeout=deadline.left()):
+            raise deadline.missed()
+        try:
+            return exchange(
+                address,
+                self._look_up(address, deadline),
+                headers=self._headers,
+                max_bytes=self._max_bytes,
+                deadline=deadline,
+                tls=self._tls,
+            )
+        finally:
+            gate.release()
+
+    def _look_up(self, address: WebAddress, deadline: Deadline) -> list[str]:
+        literal = literal_address(address.host)
+        if literal is not None:
+            return public_addresses(address.host, [literal], self._allowed_networks)
+        try:
+            resolved = within(deadline, lambda: self._resolver(address.host, address.port))
+        except socket.gaierror as error:
+            if error.errno in _UNKNOWN_HOST:
+                raise CallFailed("no_result", f"{address.host}: no such host") from error
+            raise CallFailed("transient", f"{address.host}: the look-up failed") from error
+        return public_addresses(address.host, resolved, self._allowed_networks)
+
+    def _readable(self, address: WebAddress, reply: Reply, deadline: Deadline) -> tuple[str, str]:
+        """Title and text of an answer."""
+        _check_status(address, reply.status)
+        content_type, charset = _content_type(reply.headers.get("content-type", ""))
+        if content_type not in _HTML | _PLAIN:
+            shown = content_type[:80] or "of no stated type"
+            raise CallFailed("no_result", f"{address.host}: the page is not text but {shown}")
+        title, text = "", decode_page(reply.body, charset)
+        if content_type in _HTML:
+            title, text = self._pool.text(text, address.url, self._include_links, deadline)
+        text = clean_text(text)
+        if not text:
+            raise CallFailed("no_result", f"{address.host}: the page holds no text")
+        return " ".join(clean_text(title).split()), text
+
+
+def _target(address: WebAddress, location: str) -> str:
+    """Where a redirect leads."""
+    try:
+        return urljoin(address.url, location)
+    except ValueError as error:
+        raise CallFailed("bad_arguments", f"{address.host}: a redirect to nowhere") from error
+
+
+def _check_status(address: WebAddress, status: int) -> None:
+    if 200 <= status < 300:
+        return
+    message = f"{address.host}: status {status}"
+    if status == 429:
+        raise CallFailed("rate_limit", message)
+    if status >= 500 or status in (408, 425):
+        raise CallFailed("transient", message)
+    raise CallFailed("no_result", message)
+
+
+def _content_type(header: str) -> tuple[str, str | None]:
+    """Type and charset of a Content-Type header.
+
+    Example: ``'Text/HTML; charset="UTF-8"'`` gives ``("text/html", "UTF-8")``.
+    """
+    content_type, *parameters = header.split(";")
+    pairs = [parameter.partition("=") for parameter in parameters]
+    charsets = [
+        value.strip(" \"'") for name, _, value in pairs if name.strip().lower() == "charset"
+    ]
+    return content_type.strip().lower(), charsets[0] if charsets else None
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ToolError(f"web reader: allowed_networks: {error}; write 10.20.0.0/16") from error
+
+
+def _tls_context(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or certifi.where())
+    except OSError as error:
+        raise ToolError(f"web reader: ca_file {ca_file} cannot be used: {error}") from error

@@ -1,0 +1,97 @@
+"""Bytes of a page to text that is safe to show: charset, and characters nobody sees."""
+
+import codecs
+import re
+
+__all__ = ["clean_text", "decode_page"]
+
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_META_CHARSET = re.compile(rb"""<meta[^>]{0,512}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.+-]{1,40})""")
+_META_BYTES = 2048
+
+_WIDENED = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "tis-620": "cp874",
+    "utf-16": "utf-16-le",
+}
+"""What the web calls by the name of a smaller character set (WHATWG Encoding, section 4.2)."""
+_CHARSETS = frozenset(
+    (
+        *("utf-8", "utf-16-le", "utf-16-be", "gb18030", "big5", "big5hkscs"),
+        *("euc_jp", "cp932", "iso2022_jp", "cp949", "cp874"),
+        *("koi8-r", "koi8-u", "cp866", "mac-roman", "mac-cyrillic"),
+        *(f"cp125{n}" for n in range(9)),
+        *(f"iso8859-{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)),
+    )
+)
+"""Codecs of text, by Python's names; the others (zip, punycode, ...) are slow or explode."""
+
+_LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_UNSEEN = re.compile(
+    "["
+    "\x00-\x08\x0e-\x1f\x7f-\x9f"  # controls but tab and newline
+    "\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0"  # fillers and soft hyphen
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction marks, embeddings, overrides
+    "\u200b-\u200d\u2060-\u2065\u206a-\u206f\ufeff"  # zero width, invisible operators
+    "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variation selectors
+    "\U000e0000-\U000e00ff"  # tags, which spell ASCII unseen
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U00013430-\U0001343f"  # layout of notation
+    "\ufff0-\ufffb\ud800-\udfff"  # annotation marks, lone surrogates
+    "]"
+)
+_SPACES = re.compile("[ \t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+$", re.MULTILINE)
+_GAPS = re.compile("\n{3,}")
+
+
+def clean_text(text: str) -> str:
+    r"""Text without characters that change it unseen, lines ended by ``\n``.
+
+    Taken out are control characters, direction overrides, zero-width and tag characters,
+    variation selectors and lone surrogates; also spaces at the ends of lines and more than one
+    blank line in a row.
+
+    Example: ``clean_text("a\u202eb\u200b \r\n\r\n\r\n\x1b[2Jc")`` is ``"ab\n\n[2Jc"``.
+    """
+    text = _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
+    return _GAPS.sub("\n\n", _SPACES.sub("", text)).strip()
+
+
+def decode_page(body: bytes, declared: str | None) -> str:
+    """A page's characters.
+
+    The charset is the byte order mark's, else the declared one (HTTP header), else that of a
+    ``<meta>`` among the first bytes, else UTF-8, else windows-1252; names of no known charset
+    are passed over. What does not fit it becomes U+FFFD.
+    """
+    for mark, charset in _BYTE_ORDER_MARKS:
+        if body.startswith(mark):
+            return body[len(mark) :].decode(charset, "replace")
+    meta = _META_CHARSET.search(body[:_META_BYTES].lower())
+    for label in (declared, meta and meta[1].decode("ascii")):
+        charset = _charset(label) if label else None
+        if charset is not None:
+            return body.decode(charset, "replace")
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        cut_inside = error.end == len(body) and error.reason == "unexpected end of data"
+        return body.decode("utf-8" if cut_inside else "cp1252", "replace")
+
+
+def _charset(label: str) -> str | None:
+    """The codec of a charset name, where it is one of text."""
+    try:
+        name = codecs.lookup(label.strip()).name
+    except (LookupError, ValueError):
+        return None
+    name = _WIDENED.get(name, name)
+    return name if name in _CHARSETS else None

@@ -1,0 +1,92 @@
+"""A process that turns HTML into text; started by ``tools.html_pool``, which may kill it.
+
+It is run as a file, not as a module: neither this package nor what it imports is loaded.
+
+Protocol: each message, on stdin and stdout, is a length (4 bytes, big-endian) and that many bytes
+of JSON. It begins with ``{}`` when it is ready. Asked
+``{"html": str, "url": str, "links": bool, "seconds": float}``, it answers
+``{"title": str, "text": str}``. It ends with its stdin, and by SIGALRM when a page takes longer
+than ``seconds``, so that it cannot outlive who asked.
+"""
+
+import json
+import re
+import resource
+import signal
+import struct
+import sys
+from typing import BinaryIO
+
+import lxml.etree
+import lxml.html
+import trafilatura
+
+__all__ = ["page_text"]
+
+_PARSER = lxml.html.HTMLParser(encoding="utf-8")
+_MEMORY = 2 * 2**30
+_DROPPED = ("script", "style", "template", "noscript", "iframe", "object", "svg")
+_HIDING = re.compile(
+    r"display:none|visibility:(?:hidden|collapse)|opacity:0(?:\.0*)?(?:;|!|$)"
+    r"|font-size:0(?:\.0*)?(?:px|em|rem|pt|%)?(?:;|!|$)|(?:left|top|text-indent):-\d{3}"
+)
+
+
+def page_text(html: str, url: str, links: bool) -> tuple[str, str]:
+    """Title and readable text of a page, without what a browser would not show.
+
+    Hidden are elements with ``hidden`` or a style attribute that hides them; style sheets are not
+    read. Both results are empty where the page holds nothing.
+    """
+    try:
+        tree = lxml.html.document_fromstring(html.replace("\0", "").encode(), parser=_PARSER)
+    except lxml.etree.ParserError:
+        return "", ""
+    title = " ".join((tree.findtext(".//title") or "").split())
+    for element in list(tree.iter(lxml.etree.Element)):
+        if element.tag in _DROPPED or _is_hidden(element):
+            _drop(element)
+    text = trafilatura.extract(
+        tree,
+        url=url,
+        output_format="txt",
+        include_comments=False,
+        include_links=links,
+        include_tables=True,
+        favor_recall=True,
+    )
+    return title, text or ""
+
+
+def _is_hidden(element: lxml.html.HtmlElement) -> bool:
+    """Whether a browser would not show it; whole pages hide themselves until a script runs."""
+    if element.tag in ("html", "body"):
+        return False
+    style = "".join(element.get("style", "").lower().split())
+    return "hidden" in element.attrib or bool(_HIDING.search(style))
+
+
+def _drop(element: lxml.html.HtmlElement) -> None:
+    if element.getparent() is not None:
+        element.drop_tree()
+
+
+def _main(requests: BinaryIO, answers: BinaryIO) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    _write(answers, {})
+    while header := requests.read(4):
+        request = json.loads(requests.read(struct.unpack(">I", header)[0]))
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+        title, text = page_text(request["html"], request["url"], request["links"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _write(answers, {"title": title, "text": text})
+
+
+def _write(answers: BinaryIO, answer: dict[str, str]) -> None:
+    message = json.dumps(answer).encode()
+    answers.write(struct.pack(">I", len(message)) + message)
+    answers.flush()
+
+
+if __name__ == "__main__":
+    _main(sys.stdin.buffer, sys.stdout.buffer)
