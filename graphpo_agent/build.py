@@ -59,7 +59,7 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.named import callable_of, constructed
+from graphpo_agent.named import callable_of, check_constructible, constructed
 from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.protocols import (
     ChatModel,
@@ -91,6 +91,7 @@ __all__ = [
     "build_policy",
     "build_sampling",
     "build_sft_engine",
+    "check_named",
     "check_precision",
     "compute_options",
     "device_of",
@@ -268,6 +269,24 @@ def build_grower(config: RunConfig) -> Grower:
         outages=config.outages,
         overlap=config.overlap,
     )
+
+
+def check_named(config: RunConfig) -> None:
+    """Find what a run names by import path, without building anything.
+
+    Raises:
+        ConfigError: something is not there or does not take its arguments.
+    """
+    if isinstance(config.mode, AgentMode):
+        check_constructible(list(config.mode.tools.values()))
+    if isinstance(config.state, FrozenSummaryState):
+        check_constructible(config.state.chat)
+    if isinstance(config.state, KeyState):
+        callable_of(config.state.function, "state")
+    if isinstance(config.reward, str):
+        callable_of(config.reward, "task", "outcome")
+    else:
+        check_constructible(config.reward)
 
 
 def build_expander(mode: SegmentMode | AgentMode) -> Expander:

@@ -13,6 +13,7 @@ from graphpo_agent.build import (
     build_policy,
     build_sampling,
     build_sft_engine,
+    check_named,
     check_precision,
 )
 from graphpo_agent.config import RunConfig, SftConfig
@@ -63,6 +64,7 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
         raise ConfigError("train takes a configuration file or --resume RUN")
     build_method(config.method)
     check_precision(config.model)
+    check_named(config)
     if dry_run:
         print(dump_config(config), end="")
         _print_memory(config)

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphpo_agent.errors import ConfigError
 
-__all__ = ["callable_of", "constructed"]
+__all__ = ["callable_of", "check_constructible", "constructed"]
 
 
 def callable_of(spec: str | Mapping[str, Any], *parameters: str) -> Callable[..., Any]:
@@ -37,23 +37,44 @@ def constructed(spec: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: the class does not exist or does not take these arguments.
     """
-    make = _named(spec["class"])
+    check_constructible(spec)
     arguments = {name: _argument(value) for name, value in spec.items() if name != "class"}
-    try:
-        inspect.signature(make).bind(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{spec['class']}: {error}") from None
-    return make(**arguments)
+    return _named(spec["class"])(**arguments)
+
+
+def check_constructible(spec: Any) -> None:
+    """Find everything that a specification names, build nothing.
+
+    Args:
+        spec: as for ``constructed``, or any value that one may hold.
+
+    Raises:
+        ConfigError: as for ``constructed``, as far as names and signatures tell.
+    """
+    if isinstance(spec, list):
+        for each in spec:
+            check_constructible(each)
+    elif isinstance(spec, Mapping) and "class" in spec:
+        arguments = {name: value for name, value in spec.items() if name != "class"}
+        try:
+            inspect.signature(_named(spec["class"])).bind(**arguments)
+        except TypeError as error:
+            raise ConfigError(f"{spec['class']}: {error}") from None
+        check_constructible(list(arguments.values()))
+    elif _is_function(spec):
+        _named(spec["function"])
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) == {"function"}
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, list):
         return [_argument(each) for each in value]
-    if isinstance(value, dict) and "class" in value:
+    if isinstance(value, Mapping) and "class" in value:
         return constructed(value)
-    if isinstance(value, dict) and set(value) == {"function"}:
-        return _named(value["function"])
-    return value
+    return _named(value["function"]) if _is_function(value) else value
 
 
 def _named(path: str) -> Callable[..., Any]:

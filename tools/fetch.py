@@ -13,12 +13,12 @@ from urllib.parse import urljoin
 import certifi
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.reply import Reply
 from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
 from tools.addresses import Network, WebAddress, literal_address, parse_address, public_addresses
-from tools.blocklist import BlockList
 from tools.exchange import Deadline, exchange, within
 from tools.html import clean_text, decode_page
 from tools.html_pool import HtmlPool

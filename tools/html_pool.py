@@ -96,7 +96,7 @@ class _Worker:
         if self._converse(b"", _START_S) is None:
             raise ToolError(
                 f"pages cannot be read: `{sys.executable} -P {_WORKER}` does not start; run it to "
-                'see why, or install what it needs: pip install trafilatura lxml_html_clean'
+                "see why, or install what it needs: pip install trafilatura lxml_html_clean"
             )
 
     @property

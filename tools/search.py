@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document, Finding, ToolResult
-from tools.blocklist import BlockList
+from retrievers.together import Answer, PartlyFailed
 from tools.limits import check_counts
 
 __all__ = ["SearchTool"]
@@ -65,8 +66,8 @@ class SearchTool:
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
         """What each query of each call found, in request order; a blank query finds nothing.
 
-        A call whose arguments do not fit the schema failed with ``bad_arguments``; one whose
-        queries the retriever could not answer failed as the retriever did.
+        A call whose arguments do not fit the schema failed with ``bad_arguments``; one with a query
+        that the retriever could not answer failed as that query did.
 
         Raises:
             ToolError: the retriever is misconfigured, or its quota is used up.
@@ -74,23 +75,22 @@ class SearchTool:
         read = [self._queries(call) for call in calls]
         lists = [queries for queries in read if not isinstance(queries, str)]
         asked = list(dict.fromkeys(query for each in lists for query in each if query))
-        found: dict[str, list[Document]] = {"": []}
-        outage: CallFailed | None = None
-        try:
-            if asked:
-                found.update(self._search(asked))
-        except CallFailed as error:
-            outage = error
-        return [_result(queries, found, outage) for queries in read]
+        answers = self._search(asked) if asked else []
+        found: dict[str, Answer] = {"": [], **dict(zip(asked, answers, strict=True))}
+        return [_result(queries, found) for queries in read]
 
-    def _search(self, queries: Sequence[str]) -> dict[str, list[Document]]:
-        answers = self._retriever.search(queries, self._topk)
-        return {
-            query: [
-                doc for doc in documents if doc.url is None or not self._blocked.covers(doc.url)
-            ]
-            for query, documents in zip(queries, answers, strict=True)
-        }
+    def _search(self, queries: Sequence[str]) -> Sequence[Answer]:
+        """For each query what it found, blocked documents left out, or why it found nothing."""
+        try:
+            answers: Sequence[Answer] = self._retriever.search(queries, self._topk)
+        except PartlyFailed as error:
+            answers = error.answers
+        except CallFailed as error:
+            answers = [error] * len(queries)
+        return [each if isinstance(each, CallFailed) else self._allowed(each) for each in answers]
+
+    def _allowed(self, documents: Sequence[Document]) -> list[Document]:
+        return [doc for doc in documents if doc.url is None or not self._blocked.covers(doc.url)]
 
     def _queries(self, call: Mapping[str, Any]) -> tuple[str, ...] | str:
         """The queries of a call, outer white space removed; or why it cannot be answered."""
@@ -105,16 +105,16 @@ class SearchTool:
         return tuple(query.strip() for query in queries)
 
 
-def _result(
-    queries: tuple[str, ...] | str,
-    found: Mapping[str, Sequence[Document]],
-    outage: CallFailed | None,
-) -> ToolResult:
+def _result(queries: tuple[str, ...] | str, found: Mapping[str, Answer]) -> ToolResult:
     if isinstance(queries, str):
         return ToolResult(text=queries, failure="bad_arguments")
-    if outage is not None and any(queries):
-        return ToolResult(text=f"search failed: {outage}", failure=outage.kind)
-    return ToolResult(findings=tuple(Finding(query, tuple(found[query])) for query in queries))
+    findings: list[Finding] = []
+    for query in queries:
+        answer = found[query]
+        if isinstance(answer, CallFailed):
+            return ToolResult(text=f"search failed: {answer}", failure=answer.kind)
+        findings.append(Finding(query, tuple(answer)))
+    return ToolResult(findings=tuple(findings))
 
 
 def _schema(max_queries: int) -> dict[str, Any]:

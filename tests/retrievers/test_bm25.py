@@ -2,22 +2,20 @@ import json
 import math
 import os
 import random
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import bm25s
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import DataError, ToolError
 from retrievers.bm25 import Bm25Retriever, build_bm25
+from tests.retrievers.samples import passages, write_corpus
 
 WORDS = ["alder", "birch", "cedar", "elm", "fir", "maple", "oak", "pine", "spruce", "willow"]
-
-
-def write_corpus(path, contents):
-    rows = ({"id": f"d{i}", "contents": text} for i, text in enumerate(contents))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def index_of(directory, contents, **options):
@@ -114,25 +112,79 @@ def test_threads_get_what_one_thread_gets(tmp_path):
         assert list(pool.map(lambda query: retriever.search([query], 3)[0], queries)) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "expected a JSON object"),
-        ('{"contents": "x"}', "field 'id' must be a string"),
-        ('{"id": 3, "contents": "x"}', "field 'id' must be a string"),
-        ('{"id": "3"}', "field 'contents' must be a string"),
-        ('{"id": "d0", "contents": "x"}', "field 'id' repeats 'd0'"),
-    ],
-)
-def test_a_bad_corpus_line_is_named_and_nothing_is_written(tmp_path, line, message):
+def test_a_bad_corpus_line_is_named_and_nothing_is_written(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["oak"])
-    corpus.write_text(corpus.read_text() + "\n" + line + "\n")
+    corpus.write_text(corpus.read_text() + "\n{}\n")
     with pytest.raises(DataError) as caught:
         build_bm25(corpus, tmp_path / "index")
-    assert str(caught.value).startswith(f"{corpus}:3: ")
-    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{corpus}:3: field 'id'")
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["the", "?"])
+    with pytest.raises(DataError, match="no document has a word to index"):
+        build_bm25(corpus, tmp_path / "index")
     assert os.listdir(tmp_path) == ["corpus.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k1": -1.0}, "k1 must be at least 0"),
+        ({"k1": math.nan}, "k1 must be at least 0"),
+        ({"b": 1.5}, r"b must be in \[0, 1\]"),
+        ({"stemmer": "klingon"}, "stemmer must be none or one of arabic"),
+        ({"stopwords": "klingon"}, "no stop word list 'klingon'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path, options, message):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["oak"])
+    with pytest.raises(ToolError, match=message):
+        build_bm25(corpus, tmp_path / "index", **options)
+    assert os.listdir(tmp_path) == ["corpus.jsonl"]
+
+
+def test_a_failing_build_leaves_the_index_that_was_there(tmp_path):
+    retriever = index_of(tmp_path, ["oak"])
+    with pytest.raises(ToolError, match="k1"):
+        build_bm25(tmp_path / "corpus.jsonl", tmp_path / "index", k1=-1.0)
+    assert retriever.search(["oak"], 1) == Bm25Retriever(tmp_path / "index").search(["oak"], 1)
+
+
+def test_a_corpus_inside_the_index_that_would_be_replaced_is_safe(tmp_path):
+    index_of(tmp_path, ["oak"])
+    (tmp_path / "corpus.jsonl").rename(tmp_path / "index" / "corpus.jsonl")
+    with pytest.raises(ToolError, match="which is to be replaced"):
+        build_bm25(tmp_path / "index" / "corpus.jsonl", tmp_path / "index")
+    assert (tmp_path / "index" / "corpus.jsonl").exists()
+
+
+def test_two_processes_do_not_build_the_same_index(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["oak"])
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from retrievers.index_files import build_directory\n"
+        "with build_directory(Path(sys.argv[1])): print('inside', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "index")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"inside\n"
+        with pytest.raises(ToolError, match="another process is building it"):
+            build_bm25(corpus, tmp_path / "index")
+        other.kill()
+    build_bm25(corpus, tmp_path / "index")
+    assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "index"]
+
+
+def test_every_backend_finds_the_same(tmp_path, monkeypatch):
+    contents = passages(300)
+    retriever = index_of(tmp_path, contents)
+    queries = [" ".join(random.Random(i).sample(contents[i].split(), 3)) for i in range(100)]
+    expected = retriever.search(["", *queries], 7)
+    assert Bm25Retriever(tmp_path / "index", backend="auto").search(["", *queries], 7) == expected
+    with pytest.raises(ToolError, match="backend must be auto, numpy or numba"):
+        Bm25Retriever(tmp_path / "index", backend="jax")  # pyright: ignore
+    monkeypatch.setattr(bm25s, "NUMBA_AVAILABLE", False)
+    assert Bm25Retriever(tmp_path / "index", backend="auto").search(["", *queries], 7) == expected
+    with pytest.raises(ToolError, match="pip install numba"):
+        Bm25Retriever(tmp_path / "index", backend="numba")
 
 
 def test_an_empty_or_missing_corpus_is_refused(tmp_path):

@@ -4,6 +4,7 @@ from graphpo_agent.errors import QuotaError, ToolError
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Tool
 from graphpo_agent.types import Document, Finding, ToolResult
+from retrievers.together import PartlyFailed
 from tools.search import SearchTool
 
 OAK = Document("1", '"Oak"\nan oak is a tree\nwith leaves', 2.0)
@@ -136,3 +137,18 @@ def test_options_that_cannot_be_used(options, message):
 def test_a_retriever_must_search():
     with pytest.raises(ToolError, match="search method"):
         SearchTool("bm25")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_failed_query_fails_only_the_calls_that_ask_it():
+    class Patchy:
+        def search(self, queries, topk):
+            raise PartlyFailed(
+                [CallFailed("rate_limit", "429") if q == "bad" else [OAK] for q in queries]
+            )
+
+    tool = SearchTool(Patchy())
+    calls = [{"query": "oak"}, {"query": ["oak", "bad"]}, {"query": "bad"}, {"query": " "}]
+    fine, mixed, failed, blank = tool.run(calls)
+    assert (fine.failure, fine.documents) == (None, (OAK,))
+    assert mixed.failure == failed.failure == "rate_limit" and not mixed.findings
+    assert (blank.failure, blank.documents) == (None, ())

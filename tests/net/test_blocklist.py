@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import ToolError
-from tools.blocklist import BlockList
+from graphpo_agent.net.blocklist import BlockList
 
 MIRRORS = BlockList(["benchmark-mirrors"])
 

@@ -1,0 +1,191 @@
+"""Recorded answers of outside services, so that a run or an evaluation can be repeated."""
+
+import hashlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from graphpo_agent.errors import ToolError
+
+__all__ = ["CallStore", "StoreMode", "request_key"]
+
+StoreMode = Literal["off", "record", "replay", "strict"]
+
+_LABEL_CHARACTERS = 200
+_BUSY_S = 60.0
+"""How long one process waits for another's write."""
+
+
+def request_key(
+    method: str,
+    url: str,
+    *,
+    params: Mapping[str, Any] | None = None,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """The name of a request: a readable beginning and the SHA-256 of all of it.
+
+    The order of parameters, of JSON keys and of headers, and the case of header names do not
+    count; a parameter that is None is absent. Leave credentials out of the arguments.
+
+    Example: ``request_key("GET", "http://host/search", params={"q": "oak"})`` is
+    ``'GET http://host/search {"q": "oak"} 5c9d…'``.
+    """
+    given = {name: str(value) for name, value in (params or {}).items() if value is not None}
+    lowered = {name.lower(): value for name, value in (headers or {}).items()}
+    parts = [method.upper(), url, given, body, lowered]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    shown = [json.dumps(part, sort_keys=True, ensure_ascii=False) for part in (given, body) if part]
+    label = " ".join([method.upper(), url, *shown])[:_LABEL_CHARACTERS]
+    return f"{label.encode(errors='backslashreplace').decode()} {digest}"
+
+
+class CallStore:
+    """Answers by the name of their request, in one SQLite file.
+
+    ``mode`` says what a call does:
+
+    * ``off``: the file is never touched;
+    * ``record``: every call is made, and its answer replaces what is stored;
+    * ``replay``: a stored answer is given where there is one; other calls are made and stored,
+      the first answer stays;
+    * ``strict``: a stored answer is given; any other call is an error. Nothing is written.
+
+    A call that raises stores nothing. Except in ``off``, equal calls that one process has under
+    way at one moment are made once. Threads share a store, and so do several processes on one
+    machine (SQLite's write-ahead log does not work on network file systems). Make a store after a
+    process has forked, not before.
+
+    Example::
+
+        store = CallStore("calls.sqlite")
+        store.fetch("GET http://host/a 5c9d…", lambda: b"answer")   # calls
+        store.fetch("GET http://host/a 5c9d…", lambda: b"other")    # b"answer"
+    """
+
+    def __init__(self, path: str | Path, mode: StoreMode | Literal[False] = "replay") -> None:
+        """Open the file; it and its directory are made where they are missing.
+
+        Args:
+            path: of the SQLite file.
+            mode: see above; False is ``off``, as which YAML reads the bare word.
+
+        Raises:
+            ToolError: an unknown mode, a file that cannot be opened or written, or is no store;
+                in ``strict`` also a file that does not exist.
+        """
+        self._mode = "off" if mode is False else mode
+        if self._mode not in get_args(StoreMode):
+            raise ToolError(
+                f"call store {path}: mode {mode!r} is unknown; use {', '.join(get_args(StoreMode))}"
+            )
+        self._path = Path(path)
+        self._under_way: dict[str, Future[bytes]] = {}
+        self._under_way_lock = threading.Lock()
+        self._database_lock = threading.Lock()
+        if self._mode != "off":
+            self._database = self._open()
+
+    def fetch(self, key: str, call: Callable[[], bytes]) -> bytes:
+        """The answer to the request named ``key``; ``call`` asks for it.
+
+        Raises:
+            ToolError: nothing is stored under this name (``strict``), or the file fails.
+            Exception: whatever ``call`` raises.
+        """
+        if self._mode == "off":
+            return call()
+        with self._under_way_lock:
+            future = self._under_way.get(key)
+            leads = future is None
+            if future is None:
+                future = self._under_way[key] = Future()
+        if not leads:
+            return future.result()
+        try:
+            future.set_result(self._answer(key, call))
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            with self._under_way_lock:
+                del self._under_way[key]
+        return future.result()
+
+    def _answer(self, key: str, call: Callable[[], bytes]) -> bytes:
+        stored = None if self._mode == "record" else self._read(key)
+        if stored is not None:
+            return stored
+        if self._mode == "strict":
+            raise ToolError(
+                f"call store {self._path}: no answer is stored for {key}; "
+                'record it with mode "replay" first'
+            )
+        value = call()
+        verb = "REPLACE" if self._mode == "record" else "IGNORE"
+        self._execute(f"INSERT OR {verb} INTO calls VALUES (?, ?)", key, value)
+        written = self._read(key)
+        assert written is not None
+        return written
+
+    def _read(self, key: str) -> bytes | None:
+        rows = self._execute("SELECT answer FROM calls WHERE request = ?", key)
+        return rows[0][0] if rows else None
+
+    def _execute(self, statement: str, *values: Any) -> list[Any]:
+        try:
+            with self._database_lock:
+                return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        strict = self._mode == "strict"
+        if strict and not self._path.is_file():
+            raise ToolError(
+                f'call store {self._path} does not exist; record it with mode "replay" first'
+            )
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(
+                f"{self._path.absolute().as_uri()}?mode={'ro' if strict else 'rwc'}",
+                uri=True,
+                timeout=_BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            if not strict:
+                _use_write_ahead_log(database)
+                database.execute("PRAGMA synchronous = NORMAL")
+                database.execute(
+                    "CREATE TABLE IF NOT EXISTS calls (request TEXT PRIMARY KEY, answer BLOB)"
+                )
+            database.execute("SELECT request, answer FROM calls LIMIT 1").fetchall()
+        except (sqlite3.Error, OSError) as error:
+            raise self._unusable(error) from error
+        return database
+
+    def _unusable(self, error: Exception) -> ToolError:
+        reason = " ".join(str(error).split())
+        return ToolError(
+            f"call store {self._path} cannot be used: {reason}; "
+            "name another file or remove this one"
+        )
+
+
+def _use_write_ahead_log(database: sqlite3.Connection) -> None:
+    """Switch the journal, for which SQLite itself does not wait while others open the file."""
+    give_up = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(0.01)

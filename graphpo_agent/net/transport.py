@@ -1,0 +1,213 @@
+"""One HTTP exchange that ends in time and in bounded memory, whatever the server does.
+
+``requests`` limits each read, so a server that sends a byte now and then is never stopped. Here a
+timer shuts the socket down when the exchange has had its time.
+"""
+
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from graphpo_agent.net.reply import Reply, Verdict
+
+__all__ = ["Broken", "exchange", "new_session"]
+
+_CONNECT_S = 10.0
+"""For each address of a host."""
+_CHUNK_BYTES = 1 << 16
+_DROPPED_HEADERS = frozenset(
+    ("set-cookie", "content-length", "content-encoding", "transfer-encoding", "connection")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An exchange without a complete reply.
+
+    Example: ``Broken("transient", "no complete reply within 3 s")``
+    """
+
+    verdict: Verdict
+    """``transient`` (refused, reset, cut short, too slow), ``no_result`` (too large) or
+    ``configuration`` (a certificate that is not trusted here)."""
+    reason: str
+    """In one line."""
+
+
+class _Watchdog:
+    """Shuts down the socket of one exchange when its time is over.
+
+    Attributes:
+        barked: whether it did.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.barked = False
+        self._socket: socket.socket | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._bark)
+        self._timer.daemon = True
+
+    def __enter__(self) -> "_Watchdog":
+        _watch.dog = self
+        self._timer.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._ended = True
+
+    def guard(self, sock: socket.socket) -> None:
+        """Watch this socket from now on."""
+        with self._lock:
+            self._socket = sock
+            if self.barked:
+                _shut_down(sock)
+
+    def _bark(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self.barked = True
+            if self._socket is not None:
+                _shut_down(self._socket)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    """End all reads of a socket, also those that wait in another thread."""
+    with suppress(OSError):  # the peer was faster
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class _Watch(threading.local):
+    dog: _Watchdog
+
+
+_watch = _Watch()
+"""The watchdog of the exchange that this thread is in."""
+
+
+class _GuardedConnection(HTTPConnection):
+    """Shows its socket to the watchdog, when it is made and when it is used again."""
+
+    def connect(self) -> None:
+        super().connect()
+        self._guard()
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        self._guard()
+        super().request(*args, **kwargs)
+
+    def _guard(self) -> None:
+        if self.sock is not None:
+            _watch.dog.guard(self.sock)
+
+
+class _GuardedTlsConnection(_GuardedConnection, HTTPSConnection):
+    pass
+
+
+class _GuardedPool(HTTPConnectionPool):
+    ConnectionCls = _GuardedConnection  # pyright: ignore[reportAssignmentType] (urllib3's own does)
+
+
+class _GuardedTlsPool(HTTPSConnectionPool):
+    ConnectionCls = _GuardedTlsConnection  # pyright: ignore[reportAssignmentType] (as above)
+
+
+_POOLS = {"http": _GuardedPool, "https": _GuardedTlsPool}
+
+
+class _GuardedAdapter(HTTPAdapter):
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        manager = super().proxy_manager_for(proxy, **kwargs)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+
+def new_session() -> requests.Session:
+    """Connections that are kept open, for one thread at a time."""
+    session = requests.Session()
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, _GuardedAdapter(pool_connections=4, pool_maxsize=1))
+    return session
+
+
+def exchange(
+    session: requests.Session, request: requests.PreparedRequest, seconds: float, max_bytes: int
+) -> Reply | Broken:
+    """Send a request and read the whole reply; redirects are not followed.
+
+    The proxies and certificate bundles that the environment names are used, as by other programs
+    (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``). Cookies and ``.netrc`` are not.
+    Looking up a host's name has the limits of the system's resolver.
+
+    Args:
+        session: from ``new_session``.
+        request: prepared.
+        seconds: for everything from here to the last byte.
+        max_bytes: of the body, decompressed.
+    """
+    assert request.url is not None
+    settings = session.merge_environment_settings(request.url, {}, True, None, None)
+    # A connection being made is not guarded yet; reads are, and sooner than this time-out.
+    timeout = (min(seconds, _CONNECT_S), seconds + 1.0)
+    outcome: Reply | Broken
+    with _Watchdog(seconds) as dog:
+        try:
+            with session.send(
+                request, timeout=timeout, allow_redirects=False, **settings
+            ) as response:
+                outcome = _read(response, max_bytes)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            outcome = _broken(error)
+    # Behind a shut socket the end of a reply looks like any other end: the dog knows better.
+    return (
+        Broken("transient", f"no complete reply within {seconds:.3g} s") if dog.barked else outcome
+    )
+
+
+def _read(response: requests.Response, max_bytes: int) -> Reply | Broken:
+    """The reply, its body decompressed piece by piece."""
+    body = bytearray()
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > max_bytes:
+            return Broken("no_result", f"the reply is larger than {max_bytes} bytes")
+    return Reply(response.status_code, _kept(response.headers), bytes(body))
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    """Names in lower case; what belongs to the connection, and cookies, left out."""
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return {name: value for name, value in lowered.items() if name not in _DROPPED_HEADERS}
+
+
+def _broken(error: BaseException) -> Broken:
+    """What went wrong, inside all that requests and urllib3 have wrapped around it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        error = cause
+        inner = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) else None
+        cause = inner or next((one for one in error.args if isinstance(one, BaseException)), None)
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return Broken(
+            "configuration", f"{reason}: set REQUESTS_CA_BUNDLE to the file of its certificate"
+        )
+    return Broken("transient", reason)

@@ -1,0 +1,174 @@
+"""One question to several servers of the same kind: any that is well may answer it."""
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from graphpo_agent.errors import ToolError
+from graphpo_agent.net.client import HttpService, Limits
+from graphpo_agent.net.failures import CallFailed
+
+__all__ = ["ServerPool", "endpoint"]
+
+_FIRST_REST_S = 1.0
+_LONGEST_REST_S = 30.0
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 8.0
+_TRY_SHARE = 0.45
+"""Of a question's time for one try, where there are several servers."""
+_MAX_REPLY_BYTES = 64 * 2**20
+
+
+@dataclass(slots=True)
+class _Server:
+    """One server; one that failed ``failures`` times in a row rests until ``rests_until``."""
+
+    url: str
+    failures: int = 0
+    rests_until: float = 0.0
+
+
+class ServerPool:
+    """Servers that answer ``POST`` with JSON, asked in turn; threads share it.
+
+    A server that gave no usable answer is left alone for 1 s, after each further failure twice as
+    long, up to 30 s; then one question tries it. While all rest, the one whose rest ends first is
+    asked. Refusals of the question itself (4xx) go to the caller.
+
+    Example::
+
+        pool = ServerPool("retriever", ["10.0.0.1:8000", "10.0.0.2:8000"], "/retrieve",
+                          deadline_s=120, tries=10, concurrency=16)
+        pool.ask({"queries": ["oak"], "topk": 3, "return_scores": True})
+    """
+
+    def __init__(
+        self,
+        name: str,
+        urls: str | Sequence[str],
+        path: str,
+        *,
+        deadline_s: float,
+        tries: int,
+        concurrency: int,
+    ) -> None:
+        """Set up; nothing is sent.
+
+        Args:
+            name: what messages call the servers.
+            urls: one or several; see ``endpoint``.
+            path: where they answer, for those that name no path.
+            deadline_s: seconds for one question, waits included. With several servers one try
+                has less than half of it, so that a server that hangs leaves time for another.
+            tries: of one question, over all servers.
+            concurrency: requests under way at once.
+
+        Raises:
+            ToolError: no URL, one that cannot be used, or a limit out of range.
+        """
+        addresses = [urls] if isinstance(urls, str) else list(urls)
+        if not addresses:
+            raise ToolError(f"{name}: urls must name at least one server")
+        self._servers = [_Server(endpoint(name, url, path)) for url in addresses]
+        alone = len(addresses) == 1  # then the service itself repeats a try
+        self._rounds = 1 if alone else tries
+        self._patience_s = deadline_s * (1 - _TRY_SHARE)
+        limits = Limits(
+            deadline_s=deadline_s,
+            tries=tries,
+            max_backoff_s=_LONGEST_WAIT_S,
+            concurrency=concurrency,
+            max_bytes=_MAX_REPLY_BYTES,
+        )
+        one_try = replace(limits, deadline_s=deadline_s * _TRY_SHARE, tries=1)
+        self._service = HttpService(name, limits=limits if alone else one_try)
+        self._lock = threading.Lock()
+        self._next = 0
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where questions go."""
+        return tuple(server.url for server in self._servers)
+
+    def ask(self, body: Any) -> tuple[Any, str]:
+        """The JSON value that a server answered, and the server.
+
+        Raises:
+            CallFailed: no server answered in time, or one refused the question.
+            ToolError: an address is wrong.
+        """
+        give_up = time.monotonic() + self._patience_s
+        for tried in range(1, self._rounds + 1):
+            server = self._choose()
+            try:
+                value = self._service.call("POST", server.url, body=body).json()
+            except CallFailed as failure:
+                if failure.kind in ("bad_arguments", "no_result"):
+                    raise
+                wait_s = self._rest(server, tried)
+                if tried == self._rounds or time.monotonic() + wait_s >= give_up:
+                    raise
+                time.sleep(wait_s)
+            else:
+                self._recover(server)
+                return value, server.url
+        raise AssertionError("there is at least one try")
+
+    def _choose(self) -> _Server:
+        """The next server that does not rest; if all do, the one whose rest ends first."""
+        with self._lock:
+            now = time.monotonic()
+            count = len(self._servers)
+            order = [self._servers[(self._next + step) % count] for step in range(count)]
+            self._next = (self._next + 1) % count
+            awake = [server for server in order if server.rests_until <= now]
+            if not awake:
+                return min(order, key=lambda server: server.rests_until)
+            if awake[0].failures:
+                awake[0].rests_until = now + _rest_s(awake[0].failures)  # one try will show
+            return awake[0]
+
+    def _rest(self, server: _Server, tried: int) -> float:
+        """Leave a server alone; how long to wait for the next try, in seconds."""
+        with self._lock:
+            now = time.monotonic()
+            server.failures += 1
+            server.rests_until = now + _rest_s(server.failures)
+            if any(each.rests_until <= now for each in self._servers):
+                return 0.0
+        doubled = min(_FIRST_WAIT_S * 2 ** (tried - 1), _LONGEST_WAIT_S)
+        return doubled * random.uniform(0.5, 1.0)
+
+    def _recover(self, server: _Server) -> None:
+        with self._lock:
+            server.failures = 0
+            server.rests_until = 0.0
+
+
+def _rest_s(failures: int) -> float:
+    return min(_FIRST_REST_S * 2 ** min(failures - 1, 16), _LONGEST_REST_S)
+
+
+def endpoint(name: str, url: str, path: str) -> str:
+    """The full address: ``http://`` and ``path`` are added where they are missing.
+
+    Example: ``endpoint("retriever", "127.0.0.1:8000", "/retrieve")`` is
+    ``"http://127.0.0.1:8000/retrieve"``; an address with a path stays as it is.
+
+    Raises:
+        ToolError: it is no http address.
+    """
+    full = url.strip() if "://" in url else f"http://{url.strip()}"
+    try:
+        parts = urlsplit(full)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        has_path = bool(parts.path.strip("/"))
+    except ValueError:  # a port that is no number
+        usable = has_path = False
+    if not usable:
+        raise ToolError(f"{name}: {url!r} is no address; write http://HOST:PORT")
+    return full if has_path else full.rstrip("/") + path

@@ -1,0 +1,228 @@
+r"""Documents and pages from retrieval servers: Search-R1's protocol, and what others made of it.
+
+``POST /retrieve`` with ``{"queries": [...], "topk": 3, "return_scores": true}`` is answered by
+``{"result": [...]}``, one element per query. What an element may be:
+
+* a list of hits, each ``{"document": {...}, "score": 1.5}``, a bare ``{"contents": ...}``, a
+  string, ``{"document": "..."}`` or null, where a document has ``contents`` (a quoted title, a
+  newline, the text) or ``title`` and ``text``;
+* one string for the whole query, as from Tree-GRPO's Bing server.
+
+``POST /access`` with ``{"urls": [...]}`` (ASearcher) is answered by one page or null per address.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from graphpo_agent.errors import ToolError
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.store import CallStore, request_key
+from graphpo_agent.types import Document
+from retrievers.failover import ServerPool
+from retrievers.together import search_batches, settle
+
+__all__ = ["RemotePages", "RemoteRetriever", "parse_hits", "sendable"]
+
+_NOTHING_FOUND = "No search results found."
+_SEARCH_FAILED = "Search failed for query:"
+"""What Tree-GRPO's Bing server returns in the place of results."""
+
+
+class RemoteRetriever:
+    """A ``Retriever`` over one or several servers of one corpus; threads share it.
+
+    Example::
+
+        RemoteRetriever("http://127.0.0.1:8000").search(["Karo Venner mentor"], topk=3)
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        deadline_s: float = 120.0,
+        tries: int = 10,
+        concurrency: int = 16,
+        batch_size: int = 64,
+        store: CallStore | None = None,
+    ) -> None:
+        """Set up; nothing is sent.
+
+        Args:
+            urls: ``HOST:PORT``, ``http://HOST:PORT`` or the full address; ``/retrieve`` is added
+                to those without a path. Several servers share the queries and stand in for each
+                other (``retrievers.failover``).
+            deadline_s: seconds for one request, tries and waits included.
+            tries: of one request.
+            concurrency: requests under way at once.
+            batch_size: queries in one request. With a store each query has its own request, so
+                that an answer is found again whatever it was asked together with.
+            store: recorded answers by servers, query and ``topk``; None: none.
+
+        Raises:
+            ToolError: no URL, one that cannot be used, or a limit out of range.
+        """
+        if batch_size < 1:
+            raise ToolError(f"retriever: batch_size is {batch_size}; it must be at least 1")
+        self._pool = ServerPool(
+            "retriever",
+            urls,
+            "/retrieve",
+            deadline_s=deadline_s,
+            tries=tries,
+            concurrency=concurrency,
+        )
+        self._concurrency = concurrency
+        self._batch_size = 1 if store else batch_size
+        self._store = store
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
+        """For each query at most ``topk`` documents, in the server's order; nulls are left out.
+
+        Equal queries are asked once.
+
+        Raises:
+            PartlyFailed: a request got no usable answer from any server.
+            ToolError: the address is wrong, or what answers there is no retrieval server.
+        """
+        unique = list(dict.fromkeys(map(sendable, queries)))
+        size = self._batch_size
+        batches = [unique[start : start + size] for start in range(0, len(unique), size)]
+        found = search_batches(lambda batch: self._ask(batch, topk), batches, self._concurrency)
+        return settle([sendable(query) for query in queries], found)
+
+    def _ask(self, batch: Sequence[str], topk: int) -> list[list[Document]]:
+        body = {"queries": batch, "topk": topk, "return_scores": True}
+        elements, server = _result(self._pool, body, len(batch), self._store)
+        return [parse_hits(element, server)[:topk] for element in elements]
+
+
+class RemotePages:
+    """A ``PageReader`` over ASearcher's ``POST /access``; threads share it.
+
+    Example: ``RemotePages("http://127.0.0.1:8000").read("https://en.wikipedia.org/wiki/Oslo")``
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        deadline_s: float = 60.0,
+        tries: int = 5,
+        concurrency: int = 16,
+        store: CallStore | None = None,
+    ) -> None:
+        """Set up; the arguments are those of ``RemoteRetriever``."""
+        self._pool = ServerPool(
+            "pages", urls, "/access", deadline_s=deadline_s, tries=tries, concurrency=concurrency
+        )
+        self._store = store
+
+    def read(self, url: str) -> Document:
+        """The page that the server has for an address.
+
+        Raises:
+            CallFailed: it has none (``no_result``), or no server answered.
+            ToolError: the server's address is wrong, or what answers there serves no pages.
+        """
+        [page], server = _result(self._pool, {"urls": [sendable(url)]}, 1, self._store)
+        documents = parse_hits([page], server)
+        if not documents or not documents[0].contents.strip():
+            raise CallFailed("no_result", f"there is no page {url}")
+        return Document(id=url, contents=documents[0].contents, url=url)
+
+
+def _result(
+    pool: ServerPool, body: dict[str, Any], expected: int, store: CallStore | None
+) -> tuple[list[Any], str]:
+    """The ``expected`` elements of ``{"result": [...]}``, and who sent them.
+
+    Raises:
+        ToolError: the answer has another shape.
+    """
+
+    def ask() -> tuple[list[Any], str]:
+        value, server = pool.ask(body)
+        result = value.get("result") if isinstance(value, dict) else None
+        if not isinstance(result, list):
+            found = json.dumps(value)[:100]
+            raise ToolError(f"{server}: answered no list 'result' but {found}; is it the address?")
+        if len(result) != expected:
+            raise ToolError(f"{server}: answered {len(result)} results, {expected} were asked for")
+        return result, server
+
+    if store is None:
+        return ask()
+    key = request_key("POST", " ".join(pool.urls), body=body)
+    result, server = json.loads(store.fetch(key, lambda: json.dumps(ask()).encode()))
+    return result, server
+
+
+def parse_hits(element: Any, server: str) -> list[Document]:
+    r"""The documents of one query's result, in any of the shapes above.
+
+    Example: ``parse_hits([{"document": {"id": "7", "contents": "\"Oak\"\nA tree."}, "score": 2}],
+    "http://host/retrieve")`` is ``[Document("7", '"Oak"\nA tree.', 2.0)]``. A document without an
+    id gets one from its contents, so that equal documents have equal ids.
+
+    Raises:
+        CallFailed: the server says that its own search failed.
+        ToolError: another shape.
+    """
+    if isinstance(element, str):
+        text = element.strip()
+        if text.startswith(_SEARCH_FAILED):
+            raise CallFailed("transient", f"{server}: {text[:200]}")
+        return [] if text in ("", _NOTHING_FOUND) else [_document(text, {}, None)]
+    if not isinstance(element, list):
+        raise _unknown(element, server)
+    hits = [_parse_hit(hit, server) for hit in element if hit is not None]
+    return [hit for hit in hits if hit is not None]
+
+
+def _parse_hit(hit: Any, server: str) -> Document | None:
+    wrapped = isinstance(hit, dict) and "document" in hit
+    fields, score = (hit["document"], hit.get("score")) if wrapped else (hit, None)
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        return _document(fields, {}, score)
+    contents = _contents(fields) if isinstance(fields, dict) else None
+    if contents is None:
+        raise _unknown(hit, server)
+    return _document(contents, fields, score)
+
+
+def _contents(fields: dict[str, Any]) -> str | None:
+    """``contents``, or the same from ``title`` and ``text``; None: there is neither."""
+    contents, title, text = (fields.get(name) for name in ("contents", "title", "text"))
+    if isinstance(contents, str):
+        return contents
+    if not isinstance(text, str):
+        return None
+    if not isinstance(title, str):
+        return text
+    return f"{title}\n{text}" if title.startswith('"') else f'"{title}"\n{text}'
+
+
+def _document(contents: str, fields: dict[str, Any], score: Any) -> Document:
+    given, url = fields.get("id"), fields.get("url")
+    known = isinstance(given, str | int) and given != ""
+    digest = hashlib.sha256(contents.encode(errors="surrogatepass")).hexdigest()
+    return Document(
+        id=str(given) if known else digest[:16],
+        contents=contents,
+        score=float(score) if type(score) in (int, float) else None,
+        url=url if isinstance(url, str) else None,
+    )
+
+
+def _unknown(value: Any, server: str) -> ToolError:
+    return ToolError(f"{server}: answered a result of an unknown shape: {json.dumps(value)[:100]}")
+
+
+def sendable(text: str) -> str:
+    """The text with half surrogate pairs, which a policy can write in JSON, as ``?``."""
+    return text.encode(errors="replace").decode()

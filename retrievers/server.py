@@ -1,0 +1,206 @@
+"""The retrieval server's process: port, signals, loading, ready file.
+
+``graphpo serve DIR`` answers Search-R1's ``POST /retrieve`` and ASearcher's ``POST /access``
+(``retrievers.server_messages``), ``GET /health``, ``GET /ready`` and Prometheus' ``GET /metrics``.
+"""
+
+import asyncio
+import contextlib
+import gc
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from graphpo_agent.errors import ToolError
+from graphpo_agent.protocols import Retriever
+from retrievers.pages import PageFile
+from retrievers.server_app import RetrievalApp
+from retrievers.server_messages import Bounds
+
+__all__ = ["serve"]
+
+_KEEP_ALIVE_S = 75
+"""Longer than a rollout's pause between two searches, so that clients keep their connections."""
+
+
+def serve(
+    retriever_factory: Callable[[], Retriever],
+    *,
+    serves: Mapping[str, Any],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    ready_file: Path | None = None,
+    topk: int = 3,
+    max_topk: int = 100,
+    max_queries: int = 4096,
+    max_query_chars: int = 8192,
+    max_body_bytes: int = 16 * 2**20,
+    queue: int = 256,
+    workers: int | None = None,
+    max_batch: int = 64,
+    deadline_s: float = 60.0,
+    pages: Path | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT, then answer what was taken in; a second signal ends at once.
+
+    The port opens at once and the retriever is made behind it: ``/health`` answers meanwhile, all
+    else is 503. To be called from the main thread.
+
+    Args:
+        retriever_factory: makes what is served, in a thread of its own.
+        serves: what ``GET /health`` says about it.
+        host: the address to bind; 0.0.0.0 lets other machines in.
+        port: 0 takes a free one.
+        ready_file: receives ``host:port`` once ``/retrieve`` answers; removed at the end, and at
+            the start where an earlier server left one.
+        topk: documents a query where a request names no number.
+        max_topk: documents a query at most.
+        max_queries: queries (or addresses) of one request at most.
+        max_query_chars: characters of one query at most.
+        max_body_bytes: of one request.
+        queue: requests taken in at once; more are answered 503 with Retry-After.
+        workers: searches at once; None: one per core.
+        max_batch: waiting queries searched together at most.
+        deadline_s: seconds from a request's head to its answer, else 504.
+        pages: ASearcher's page file for ``/access``; None: 404.
+
+    Returns:
+        0, the exit status.
+
+    Raises:
+        ToolError: the port cannot be bound or the ready file not written.
+        GraphPOError: what the factory or the page file raised.
+    """
+    bounds = Bounds(topk, max_topk, max_queries, max_query_chars, max_body_bytes)
+    app = RetrievalApp(serves, bounds, max_unanswered=queue, deadline_s=deadline_s)
+    with _listening(host, port) as listener:
+        address = f"[{host}]" if ":" in host else host
+        address += f":{listener.getsockname()[1]}"
+        ready = _ReadyFile(ready_file, address)
+
+        def load() -> None:
+            page_file = None if pages is None else PageFile(pages)
+            retriever = retriever_factory()
+            gc.freeze()  # an index is never garbage: collections need not look at it
+            count = workers or os.cpu_count() or 1
+            app.serve_from(retriever, page_file, workers=count, max_batch=max_batch)
+            ready.write()
+            print(f"serving on http://{address}", flush=True)
+
+        config = uvicorn.Config(
+            app.asgi,
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(deadline_s) + 1,
+        )
+        try:
+            with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+                runner.run(_serve(_Server(config), listener, load))
+        finally:
+            app.close()
+            ready.remove()
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which ends the process by the signal it received."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket, load: Callable[[], None]) -> None:
+    """Answer until a signal, or until loading fails: then raise what it raised."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    def loaded(error: BaseException | None) -> None:
+        failures.extend([error] if error else [])
+        server.should_exit |= error is not None
+
+    failures: list[BaseException] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    threading.Thread(target=_report, args=(load, loop, loaded), daemon=True).start()
+    await server.serve(sockets=[listener])
+    if failures:
+        raise failures[0]
+
+
+def _report(
+    load: Callable[[], None],
+    loop: asyncio.AbstractEventLoop,
+    loaded: Callable[[BaseException | None], None],
+) -> None:
+    """Load, and tell the loop how it went."""
+    failure: BaseException | None = None
+    try:
+        load()
+    except BaseException as error:  # raised again in the main thread
+        failure = error
+    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for the index
+        loop.call_soon_threadsafe(loaded, failure)
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that takes connections from here on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(2048)
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ToolError(
+                f"cannot listen on {host}:{port} ({reason}); choose another --host or --port "
+                "(0 takes a free port)"
+            ) from error
+        yield listener
+
+
+class _ReadyFile:
+    """The file that says where the server answers, while it does; ``path`` None: none."""
+
+    def __init__(self, path: Path | None, address: str) -> None:
+        """Remove what an earlier server left."""
+        self._path = path
+        self._address = address
+        if path is not None:
+            with self._errors():
+                path.unlink(missing_ok=True)
+
+    def write(self) -> None:
+        """At once and whole."""
+        if self._path is not None:
+            new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            with self._errors():
+                new.write_text(self._address)
+                new.replace(self._path)
+
+    def remove(self) -> None:
+        """Unless another server's has taken its place."""
+        path = self._path
+        if path is not None and path.exists() and path.read_text() == self._address:
+            path.unlink()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ToolError(f"ready file {self._path}: {error.strerror}") from error

@@ -1,0 +1,69 @@
+"""Several queries at once, of which some may fail."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.parallel import in_threads
+from graphpo_agent.types import Document
+
+__all__ = ["Answer", "PartlyFailed", "search_batches", "settle"]
+
+Answer = list[Document] | CallFailed
+"""What one query found, or why it found nothing."""
+
+
+class PartlyFailed(CallFailed):
+    """A search in which at least one query got no answer; it is of the first failure's kind.
+
+    Example: ``PartlyFailed([[document], CallFailed("rate_limit", "429")]).answers[0]`` is
+    ``[document]``.
+
+    Attributes:
+        answers: for each query its documents, or why it has none.
+    """
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        failures = [answer for answer in answers if isinstance(answer, CallFailed)]
+        super().__init__(failures[0].kind, str(failures[0]))
+        self.answers = tuple(answers)
+
+
+def search_batches(
+    search: Callable[[Sequence[str]], list[list[Document]]],
+    batches: Sequence[Sequence[str]],
+    concurrency: int,
+) -> dict[str, Answer]:
+    """The answer to each query of each batch, ``concurrency`` batches at a time.
+
+    Raises:
+        ToolError: what ``search`` raised; batches that have not begun are not searched.
+    """
+
+    def one(batch: Sequence[str]) -> Sequence[Answer]:
+        try:
+            return search(batch)
+        except CallFailed as failure:
+            return [failure] * len(batch)
+
+    if len(batches) < 2:  # needs no thread
+        answers = [one(batch) for batch in batches]
+    else:
+        answers = in_threads(one, batches, concurrency)
+    return {
+        query: answer
+        for batch, found in zip(batches, answers, strict=True)
+        for query, answer in zip(batch, found, strict=True)
+    }
+
+
+def settle(queries: Sequence[str], found: Mapping[str, Answer]) -> list[list[Document]]:
+    """The documents of each query, in order.
+
+    Raises:
+        PartlyFailed: one of them has none.
+    """
+    answers = [found[query] for query in queries]
+    documents = [answer for answer in answers if not isinstance(answer, CallFailed)]
+    if len(documents) < len(answers):
+        raise PartlyFailed(answers)
+    return documents

@@ -1,0 +1,313 @@
+import gzip
+import threading
+import time
+
+import pytest
+
+from graphpo_agent.errors import QuotaError, ToolError
+from graphpo_agent.net.client import HttpService, Limits, Reply, classify_json, classify_status
+from graphpo_agent.net.failures import CallFailed
+from tests.net.servers import always, answer, drip, in_turn, raw_server, serving, unused_port
+
+QUICK = Limits(deadline_s=20.0, tries=3, max_backoff_s=0.01)
+
+
+def test_what_is_sent_and_what_comes_back():
+    with serving(always({"found": 1}, X_Kind="t", Set_Cookie="a=b")) as server:
+        service = HttpService("s", secret_headers={"X-API-KEY": "key-12345678"})
+        url = f"{server.url}/search"
+        reply = service.call(
+            "post", url, params={"n": 2, "none": None}, body={"q": "Öl"}, headers={"X-L": "de"}
+        )
+        service.call("GET", url)
+    first, second = server.requests
+    assert (first.method, first.path, first.json()) == ("POST", "/search?n=2", {"q": "Öl"})
+    assert first.headers["X-API-KEY"] == "key-12345678" and first.headers["X-L"] == "de"
+    assert first.headers["Content-Type"] == "application/json"
+    assert first.headers["User-Agent"] == "graphpo-agent"
+    assert second.body == b"" and "Cookie" not in second.headers
+    assert reply.json() == {"found": 1} and reply.headers["x-kind"] == "t"
+
+
+def test_connections_are_kept_open():
+    ports = set()
+    with serving(always({})) as server:
+        original = server.process_request
+
+        def count(request, client_address):
+            ports.add(client_address)
+            original(request, client_address)
+
+        server.process_request = count
+        service = HttpService("s")
+        for _ in range(5):
+            thread = threading.Thread(target=service.call, args=("POST", server.url))
+            thread.start()
+            thread.join()
+    assert len(server.requests) == 5 and len(ports) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_passing_failures_are_tried_again(method):
+    script = in_turn(answer({}, 500), answer({}, 503, Retry_After="soon"), answer({"ok": 1}))
+    with serving(script) as server:
+        reply = HttpService("s", limits=QUICK).call(method, server.url)
+    assert reply.json() == {"ok": 1} and len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, "transient"), (502, "transient"), (429, "rate_limit")]
+)
+def test_tries_end(status, kind):
+    message = rf"s: GET .*HTTP {status}: .*busy.*3 tries"
+    with (
+        serving(always({"why": "busy"}, status)) as server,
+        pytest.raises(CallFailed, match=message) as caught,
+    ):
+        HttpService("s", limits=QUICK).call("GET", server.url)
+    assert caught.value.kind == kind and len(server.requests) == 3
+
+
+@pytest.mark.parametrize("value", ["600", "Fri, 20 Nov 2099 10:00:00 GMT", "9" * 400])
+def test_retry_after_is_capped(value, monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    limits = Limits(deadline_s=60.0, tries=3, max_backoff_s=7.5)
+    with serving(always({}, 429, Retry_After=value)) as server, pytest.raises(CallFailed):
+        HttpService("s", limits=limits).call("GET", server.url)
+    assert slept == [0, 7.5, 7.5] and len(server.requests) == 3
+
+
+def test_retry_after_is_respected_below_the_cap_and_waits_grow(monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    script = in_turn(answer({}, 500), answer({}, 429, Retry_After="5"), answer({}, 500))
+    with serving(script) as server, pytest.raises(CallFailed):
+        HttpService("s", limits=Limits(tries=5, deadline_s=500)).call("GET", server.url)
+    start, first, asked, third, fourth = slept
+    assert start == 0 and 0.25 <= first <= 0.5 and asked == 5.0
+    assert 1.0 <= third <= 2.0 and 2.0 <= fourth <= 4.0
+
+
+def test_no_wait_leads_beyond_the_deadline():
+    limits = Limits(deadline_s=5.0, tries=9, max_backoff_s=100.0)
+    with (
+        serving(always({}, 429, Retry_After="50")) as server,
+        pytest.raises(CallFailed, match="1 try") as caught,
+    ):
+        HttpService("s", limits=limits).call("GET", server.url)
+    assert caught.value.kind == "rate_limit"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nX-Slow: ",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffff\r\n",
+    ],
+    ids=["status", "header", "body", "body to the end", "chunk"],
+)
+def test_dripping_server_is_stopped_at_the_deadline(first):
+    limits = Limits(deadline_s=0.3, tries=9)
+    with raw_server(drip(first)) as url, pytest.raises(CallFailed) as caught:
+        HttpService("s", limits=limits).call("GET", url)
+    assert caught.value.kind == "transient" and "no complete reply within" in str(caught.value)
+
+
+def test_silent_server_is_stopped_at_the_deadline():
+    with (
+        raw_server(lambda connection, over: over.wait() and None) as url,
+        pytest.raises(CallFailed, match="no complete reply") as caught,
+    ):
+        HttpService("s", limits=Limits(deadline_s=0.2)).call("POST", url, body={})
+    assert caught.value.kind == "transient"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Encoding: gzip\r\n\r\nhalf",
+        b"not http at all\r\n\r\n",
+    ],
+    ids=["closed", "cut short", "bad gzip", "not http"],
+)
+def test_broken_replies_are_transient(sent):
+    tries = []
+
+    def talk(connection, over):
+        tries.append(1)
+        connection.sendall(sent)
+
+    with raw_server(talk) as url, pytest.raises(CallFailed, match="3 tries") as caught:
+        HttpService("s", limits=QUICK).call("GET", url)
+    assert caught.value.kind == "transient" and len(tries) == 3
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_unreachable_hosts_are_transient(host):
+    with pytest.raises(CallFailed, match="tries") as caught:
+        HttpService("s", limits=QUICK).call("GET", f"http://{host}:{unused_port()}/x")
+    assert caught.value.kind == "transient" and "\n" not in str(caught.value)
+
+
+def test_decompressed_size_is_capped():
+    bomb = gzip.compress(bytes(50 * 2**20))
+    headers = {"Content-Encoding": "gzip"}
+    with serving(lambda before, request: (200, headers, bomb)) as server:
+        with pytest.raises(CallFailed, match="larger than 1048576 bytes") as caught:
+            HttpService("s", limits=Limits(max_bytes=2**20)).call("GET", server.url)
+        assert caught.value.kind == "no_result" and len(server.requests) == 1
+        reply = HttpService("s", limits=Limits(max_bytes=50 * 2**20)).call("GET", server.url)
+    assert len(reply.body) == 50 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (401, ToolError, "check its address, key"),
+        (403, ToolError, "check its address, key"),
+        (404, ToolError, "check its address, key"),
+        (302, ToolError, "check its address, key"),
+        (402, QuotaError, "used up"),
+        (400, CallFailed, "HTTP 400"),
+        (422, CallFailed, "HTTP 422"),
+        (451, CallFailed, "HTTP 451"),
+    ],
+)
+def test_refusals_are_not_tried_again(status, error, words):
+    with (
+        serving(always({}, status, Location="http://127.0.0.1:1/")) as server,
+        pytest.raises(error, match=words) as caught,
+    ):
+        HttpService("s", limits=QUICK).call("GET", server.url)
+    assert type(caught.value) is error and len(server.requests) == 1
+
+
+def test_services_classify_by_their_own_rules():
+    def classify(reply):
+        return "quota" if "credits" in reply.text else classify_status(reply)
+
+    with serving(in_turn(answer({}, 200), answer({"m": "Not enough credits"}, 400))) as server:
+        service = HttpService("s", classify=classify)
+        service.call("GET", server.url)
+        with pytest.raises(QuotaError, match="Not enough credits"):
+            service.call("GET", server.url)
+
+
+def test_page_in_place_of_json_is_transient_where_json_is_expected():
+    page = (200, {}, b"<html>\n gateway </html>")
+    with serving(in_turn(page, page, answer([7]))) as server:
+        assert HttpService("s").call("GET", server.url).text.startswith("<html>")
+        service = HttpService("s", limits=QUICK, classify=classify_json)
+        assert service.call("GET", server.url).json() == [7]
+    with pytest.raises(CallFailed, match="not JSON: '<html> gateway </html>'"):
+        Reply(*page).json()
+    assert classify_json(Reply(200, {}, b"[" * 100_000)) == "transient"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000/x", "ftp://host/x", "/x", "http://", "http://[::1", "http://u:pw@host/", ""],
+)
+def test_unusable_address_is_one_clear_line(url):
+    with pytest.raises(ToolError, match="cannot be sent") as caught:
+        HttpService("s").call("GET", url)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"tries": 0}, {"deadline_s": 0}, {"per_second": 0.0}, {"max_backoff_s": -1}]
+)
+def test_senseless_limits_are_refused(limits):
+    with pytest.raises(ToolError, match=next(iter(limits))):
+        Limits(**limits)
+
+
+def test_no_credential_appears_in_any_message_or_reply():
+    key, param = "sk/very+secret=12345", "other key & 98765"
+
+    def echo(before, request):
+        sent = {"auth": request.headers["Authorization"], "path": request.path}
+        return answer(sent, 200 if before == 0 else 400, X_Echo=request.headers["Authorization"])
+
+    with serving(echo) as server:
+        service = HttpService(
+            "s", secret_headers={"Authorization": f"Bearer {key}"}, secret_params={"k": param}
+        )
+        reply = service.call("GET", server.url)
+        with pytest.raises(CallFailed) as refused:
+            service.call("GET", server.url)
+    closed = f"http://127.0.0.1:{unused_port()}/{key}"
+    broken = HttpService(
+        "s", limits=QUICK, secret_headers={"X": f"{key}"}, secret_params={"k": param}
+    )
+    with pytest.raises(CallFailed) as unreachable:
+        broken.call("GET", closed)
+    with pytest.raises(ToolError) as malformed:
+        HttpService("s", secret_headers={"X": f"{key}\n"}).call("GET", server.url)
+    assert key in server.requests[0].headers["Authorization"]
+    assert reply.json() == {"auth": "***", "path": "/?k=***"}
+    shown = [str(reply), *map(str, (refused.value, unreachable.value, malformed.value))]
+    for text in shown:
+        for spelled in ("very", "12345", "other", "98765"):
+            assert spelled not in text
+    for raised in (refused, unreachable, malformed):
+        assert raised.value.__cause__ is None and raised.value.__context__ is None
+
+
+def test_calls_under_way_are_limited():
+    at_once, most, lock, gate = 0, 0, threading.Lock(), threading.Barrier(3)
+
+    def script(before, request):
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        gate.wait(10)  # three at once are needed to go on
+        with lock:
+            at_once -= 1
+        return answer({})
+
+    with serving(script) as server:
+        service = HttpService("s", limits=Limits(concurrency=3))
+        threads = [
+            threading.Thread(target=service.call, args=("GET", server.url)) for _ in range(12)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert most == 3 and len(server.requests) == 12
+
+
+def test_requests_are_spaced_retries_included(monkeypatch):
+    now, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    with serving(in_turn(answer({}), answer({}, 500), answer({}))) as server:
+        service = HttpService("s", limits=Limits(per_second=0.1, max_backoff_s=0.0))
+        service.call("GET", server.url)
+        service.call("GET", server.url)
+    assert slept == pytest.approx([0, 10, 10]) and len(server.requests) == 3
+
+
+def test_environment_gives_proxies_but_no_passwords(monkeypatch, tmp_path):
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login u password p\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    with serving(always({"via": "proxy"})) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert HttpService("s").call("GET", "http://service.test/x").json() == {"via": "proxy"}
+        HttpService("s").call("GET", f"{proxy.url}/direct")
+    assert [request.path for request in proxy.requests] == ["http://service.test/x", "/direct"]
+    assert not any("Authorization" in request.headers for request in proxy.requests)

@@ -1,0 +1,135 @@
+"""The verbs about data and documents, as a user calls them."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import requests
+
+from graphpo_agent.cli import main
+from graphpo_agent.data.tasks import load_demonstrations, load_tasks
+from graphpo_agent.evals import GRADERS
+from graphpo_agent.evals.grade import KINDS
+from tests.worlds import start_command
+
+ROWS = [
+    {"question": "Who wrote Hamlet?", "answer": ["Shakespeare"], "aug_answer": [], "source": "a"},
+    {"question": "Which?", "answer": ["x"], "aug_answer": [], "source": "compose_chain_qa_invalid"},
+    {"question": "Capital of France?", "answer": ["Paris"], "aug_answer": [], "source": "a"},
+]
+CORPUS = [
+    {"id": "0", "contents": '"Hamlet"\nHamlet is a play by Shakespeare'},
+    {"id": "1", "contents": '"Paris"\nParis is the capital of France'},
+]
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_prepare_writes_tasks_and_parquet_and_says_what_it_left_out(tmp_path, capsys) -> None:
+    source = write(tmp_path / "asearcher.jsonl", ROWS)
+    exclude = write(tmp_path / "gaia.jsonl", [{"Question": "capital of France"}])
+    out, parquet = tmp_path / "tasks.jsonl", tmp_path / "verl.parquet"
+    arguments = ["data", "prepare", "asearcher", source, "--exclude", exclude]
+    assert main([*arguments, "--out", str(out), "--parquet", str(parquet)]) == 0
+    said = capsys.readouterr().out
+    assert "3 rows → 1 tasks" in said and "unanswerable" in said and f"asked in {exclude}" in said
+    (task,) = load_tasks(out)
+    assert (task.question, task.answers) == ("Who wrote Hamlet?", ("Shakespeare",))
+    (row,) = pq.read_table(parquet).to_pylist()
+    assert row["reward_model"]["ground_truth"]["target"] == ["Shakespeare"]
+    assert "Who wrote Hamlet?" in row["prompt"][0]["content"]
+
+
+def test_prepare_keeps_trajectories_as_demonstrations(tmp_path, capsys) -> None:
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": ["q"]}}\n</tool_call>'
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "<tools></tools>\nUser: Who?"},
+        {"role": "assistant", "content": f"<think>\nx\n</think>\n{call}"},
+        {"role": "user", "content": "<tool_response>\nr\n</tool_response>"},
+        {"role": "assistant", "content": "<think>\ny\n</think>\n<answer>\nz\n</answer>"},
+    ]
+    row = {"type": "chatml", "messages": messages, "functions": [], "tool_calls": []}
+    row |= {"task": "agent/multiturn_search", "answer": [["z"]], "tag": "e2hqa"}
+    source = write(tmp_path / "traj.jsonl", [row])
+    out, shown = tmp_path / "tasks.jsonl", tmp_path / "sft.jsonl"
+    arguments = ["data", "prepare", "webdancer", source, "--out", str(out)]
+    assert main([*arguments, "--demonstrations", str(shown)]) == 0
+    (demonstration,) = load_demonstrations(shown)
+    assert [(p.trained, p.role) for p in demonstration.pieces] == [
+        (True, None),
+        (False, "user"),
+        (True, None),
+    ]
+    none = ["data", "prepare", "asearcher", write(tmp_path / "a.jsonl", ROWS)]
+    assert main([*none, "--out", str(tmp_path / "n"), "--demonstrations", str(shown)]) == 2
+    assert "recorded trajectory" in capsys.readouterr().err
+    assert not (tmp_path / "n").exists()
+
+
+def test_grade_runs_a_reward_on_transcripts(tmp_path, capsys) -> None:
+    assert GRADERS == KINDS
+    rows = [{"id": "a", "response": "<answer>oak</answer>", "gold": ["Oak tree", "oak."]}]
+    path, out = write(tmp_path / "t.jsonl", rows), tmp_path / "grades.jsonl"
+    assert main(["grade", "em", path, "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["score"] == 1.0
+    assert main(["grade", "em", write(tmp_path / "u.jsonl", [{"id": "a"}]), "--out", path]) == 2
+    error = capsys.readouterr().err
+    assert "u.jsonl:1" in error and error.count("\n") == 1
+    assert json.loads(Path(path).read_text())["id"] == "a"  # what was there stays
+
+
+def test_an_index_is_built_described_and_served(tmp_path, capsys) -> None:
+    corpus, index = write(tmp_path / "corpus.jsonl", CORPUS), str(tmp_path / "index")
+    assert main(["index", "build", "bm25", "--corpus", corpus, "--out", index, "k1=1.2"]) == 0
+    assert "2 documents" in capsys.readouterr().out
+    assert main(["index", "info", index]) == 0
+    assert json.loads(capsys.readouterr().out)["options"]["k1"] == 1.2
+    ready = tmp_path / "address"
+    arguments = ["serve", index, "--port", "0", "--ready-file", str(ready), "--topk", "1"]
+    process = start_command(arguments)
+    try:
+        while not ready.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        body = {"queries": ["capital", "play"], "return_scores": True}
+        reply = requests.post(f"http://{ready.read_text()}/retrieve", json=body, timeout=20)
+        found = [[hit["document"]["id"] for hit in hits] for hits in reply.json()["result"]]
+        assert found == [["1"], ["0"]]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+BUILD = ["index", "build", "bm25", "--corpus", "{corpus}", "--out", "{out}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*BUILD, "k2=1"], "option 'k2'"),
+        ([*BUILD, "=1"], "name=value"),
+        (["index", "build", "bm25", "--corpus", "/nowhere", "--out", "{out}"], "/nowhere"),
+        (["index", "build", "dense", "--corpus", "{corpus}", "--out", "{out}"], "model"),
+        (["index", "info", "{out}"], "no index"),
+        (["index", "merge", "{out}", "--out", "{out}2"], "no index"),
+        (["serve", "{out}", "--port", "0"], "no index"),
+        (
+            ["data", "prepare", "webdancer", "{corpus}", "--out", "{out}"],
+            "field 'answer' is missing",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, capsys, arguments, says) -> None:
+    places = {"corpus": write(tmp_path / "corpus.jsonl", CORPUS), "out": str(tmp_path / "out")}
+    process = start_command([argument.format(**places) for argument in arguments])
+    assert process.wait(60) == 2
+    error = process.stderr.read().strip().splitlines()[-1]
+    assert error.startswith("graphpo: ") and says in error
+    assert not (tmp_path / "out").exists()

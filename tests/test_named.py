@@ -1,0 +1,69 @@
+from typing import Any
+
+import pytest
+
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.named import callable_of, check_constructible, constructed
+from graphpo_agent.rewards.qa import token_f1
+from graphpo_agent.types import Outcome, Task
+
+
+class Pair:
+    def __init__(self, left: Any, right: Any = None) -> None:
+        self.left = left
+        self.right = right
+
+
+HERE = "tests.test_named:Pair"
+TASK = Task("t", "q", ("oak tree",))
+
+
+def test_objects_functions_and_lists_of_them_are_built_inside_out() -> None:
+    spec = {
+        "class": HERE,
+        "left": [{"class": HERE, "left": 1}, 2],
+        "right": {"function": "graphpo_agent.rewards.qa:token_f1"},
+    }
+    check_constructible(spec)
+    built = constructed(spec)
+    assert isinstance(built.left[0], Pair) and (built.left[0].left, built.left[1]) == (1, 2)
+    assert built.right is token_f1
+
+
+def test_plain_mappings_are_arguments_as_they_are() -> None:
+    assert constructed({"class": HERE, "left": {"a": {"b": 1}}}).left == {"a": {"b": 1}}
+
+
+def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:
+    f1 = callable_of("graphpo_agent.rewards.qa:token_f1", "task", "outcome")
+    spec = {
+        "class": "graphpo_agent.rewards.qa:Binarize",
+        "threshold": 0.5,
+        "reward": {"function": "graphpo_agent.rewards.qa:token_f1"},
+    }
+    binary = callable_of(spec, "task", "outcome")
+    outcome = Outcome("", answer="oak")
+    assert (f1(TASK, outcome), binary(TASK, outcome)) == (pytest.approx(2 / 3), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"class": "tests.test_named:Gone"}, "cannot find 'tests.test_named:Gone'"),
+        ({"class": "nowhere:X"}, "cannot find 'nowhere:X'"),
+        ({"class": "tests.test_named:TASK"}, "is no function or class"),
+        ({"class": HERE}, "missing a required argument: 'left'"),
+        ({"class": HERE, "left": 1, "up": 2}, "unexpected keyword argument 'up'"),
+        ({"class": HERE, "left": [{"class": HERE}]}, "missing a required argument"),
+        ({"class": HERE, "left": {"function": "x"}}, "write module:name"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line_before_anything_is(spec: Any, says: str) -> None:
+    for attempt in (check_constructible, constructed):
+        with pytest.raises(ConfigError, match=says):
+            attempt(spec)
+
+
+def test_an_object_that_is_not_called_so_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be called with"):
+        callable_of("graphpo_agent.rewards.qa:normalize_answer", "task", "outcome")

@@ -1,0 +1,51 @@
+"""The configurations of search agents: all can be read, and the small one trains for real."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphpo_agent.cli import main
+from tests.worlds import ROOT
+
+CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGS if "sft" not in path.name], ids=lambda path: path.stem
+)
+def test_every_configuration_names_what_is_there(path: Path, capsys) -> None:
+    assert main(["train", str(path), "--dry-run"]) == 0
+    assert "mode:" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.lucene
+def test_a_search_agent_trains_against_a_lucene_server(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "GRAPHPO": str(Path(sys.executable).parent / "graphpo"),
+        "WORLD": str(tmp_path / "world"),
+        "RUN": str(tmp_path / "run"),
+        "KNOBS": "num_train=200 num_heldout=16 num_demonstrations=1500 num_chains=1 hops=1",
+        "SFT": "steps=200",
+    }
+    done = subprocess.run(
+        ["bash", "scripts/search_agent.sh", "train.eval_tasks=16"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = rows[1:]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5]
+    # It searches the server, reads what that found, and is sometimes right.
+    assert sum(row["tokens/tool_calls"] for row in steps) > 50
+    assert all(row.get("rollout/status/tool_outage", 0) == 0 for row in steps)
+    assert any(row["reward/mean"] > 0 for row in steps)
+    assert any(row["rollout/merge_rate"] > 0 for row in steps)
