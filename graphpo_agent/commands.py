@@ -180,6 +180,8 @@ def evaluate_policy(
         f"(95 % over {len(tasks)} tasks, {evaluation.num_trajectories} trajectories)"
     )
     print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
+    for name, count in grower.counts.items():
+        print(f"{name} {count}")
     return 0
 
 

@@ -27,6 +27,7 @@ from graphpo_agent.types import (
 
 __all__ = [
     "ChatModel",
+    "Counting",
     "Embedder",
     "Engine",
     "Expander",
@@ -243,6 +244,16 @@ class Retriever(Protocol):
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
         """For each query at most ``topk`` documents, best first."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A part of a run that keeps count of what a reader of its metrics should know."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """So far, by the name of the metric, e.g. ``{"judge/unjudged": 2}``."""
         ...
 
 

@@ -112,6 +112,7 @@ def train(
         step = progress.step + 1
         began = time.monotonic()
         engine.policy.take_prefilled_tokens()  # those of an evaluation
+        counted = setup.grower.counts
         rollouts, signal = _collect(config, setup, stream, step)
         grown = time.monotonic()
         samples = [to_sample(rollout.graph, credit.advantages) for rollout, credit in signal]
@@ -127,6 +128,7 @@ def train(
         row |= credit_metrics([credit for _, credit in signal]) if signal else {}
         row |= updated
         row["tokens/prefill_computed"] = engine.policy.take_prefilled_tokens()
+        row |= {name: n - counted[name] for name, n in setup.grower.counts.items()}
         row["tokens/total"] = progress.generated_tokens
         row["tokens/per_second"] = generated / (ended - began)
         row |= {"time/rollout": grown - began, "time/update": ended - grown}

@@ -91,10 +91,14 @@ def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(kb: Path, tmp_path: 
         "state={kind: policy_summary, max_summary_tokens: 4, embedder: {kind: hashing}}",
         "state={kind: key}",
         "state={kind: key, function: 'graphpo_agent.rewards.toy:facts_key'}",
+        "state={kind: frozen_summary, max_summary_tokens: 8, embedder: {kind: hashing},"
+        " chat: {class: graphpo_agent.local_chat:LocalChat, path: POLICY}}",
+        "state={kind: text, embedder: {kind: encoder, path: POLICY}}",
     ],
 )
 def test_every_way_of_naming_a_state_runs(state: str, kb: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    state = state.replace("POLICY", str(kb / "policy"))
     assert main(["train", *run_arguments(kb, run, state, "train.steps=1")]) == 0
     summary_tokens = rows(run)[1]["tokens/summary"]
     assert (summary_tokens > 0) == ("policy_summary" in state)
@@ -111,6 +115,14 @@ def test_a_users_own_modules_beside_the_run_are_found(reach: Path, tmp_path: Pat
     done = subprocess.run([script, "train", *arguments], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert rows(tmp_path / "run")[1]["reward/mean"] > 0
+
+
+def test_what_a_reward_object_counts_is_in_the_metrics(reach: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own = "reward={class: tests.worlds:CountingReward, name: seen}"
+    assert main(["train", *run_arguments(reach, run, own, "train.steps=2")]) == 0
+    terminals = [3 * row["rollout/terminals"] for row in rows(run)[1:]]
+    assert [row["seen"] for row in rows(run)[1:]] == pytest.approx(terminals)
 
 
 def test_another_seed_draws_other_rollouts(reach: Path, tmp_path: Path) -> None:

@@ -26,6 +26,22 @@ def no_reward(task: Task, outcome: Outcome) -> float:
     return 0.1
 
 
+class CountingReward:
+    """``length_reward``, and how often it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {self.name: self.asked}
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        self.asked += 1
+        return length_reward(task, outcome)
+
+
 def bad_reward(task: Task, outcome: Outcome) -> float:
     """A verifier on the wrong scale."""
     return 100.0

@@ -27,9 +27,6 @@ class _ServedEmbedder:
     a text for which the server gave no vector in all tries (an outage, or a text it refuses): such
     a row is similar to nothing. With a store every text is a request of its own, so that an answer
     is found again whichever texts came together.
-
-    Attributes:
-        failed: texts without a vector so far.
     """
 
     def __init__(
@@ -43,7 +40,7 @@ class _ServedEmbedder:
         concurrency: int,
         prefix: str,
     ) -> None:
-        self.failed = 0
+        self._failed = 0
         self._service = service
         self._url = url
         self._request_body = request_body
@@ -54,6 +51,11 @@ class _ServedEmbedder:
         self._dimension: int | None = None
         self._last_failure = ""
         self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Texts without a vector so far."""
+        return {"embedder/failed": self._failed}
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[num_texts, dimension]; see the class for rows of zeros.
@@ -85,7 +87,7 @@ class _ServedEmbedder:
             if failure.kind == "bad_arguments" and len(texts) > 1:  # one of them, or too many
                 return {key: value for text in texts for key, value in self._batch([text]).items()}
             with self._lock:
-                self.failed += len(texts)
+                self._failed += len(texts)
                 self._last_failure = str(failure)
             return {}
         return dict(zip(texts, vectors, strict=True))

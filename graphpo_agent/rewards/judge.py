@@ -3,10 +3,10 @@
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from graphpo_agent.errors import RewardError
 from graphpo_agent.net.chat import without_thinking
@@ -14,7 +14,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
 from graphpo_agent.types import Message, Outcome, Task
 
-__all__ = ["Judge", "JudgeCounts", "JudgeVerdict", "judge_messages", "parse_verdict"]
+__all__ = ["Judge", "JudgeVerdict", "judge_messages", "parse_verdict"]
 
 JudgeVerdict = Literal["correct", "incorrect", "unjudged", "failed"]
 """``unjudged``: the judge's replies hold no verdict; ``failed``: it could not be asked."""
@@ -42,19 +42,6 @@ _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _LINE = re.compile(r"""[\s*_`"'#>-]*verdict[\s*_`"']*[:：][\s*_`"']*(\w+)[\s*_`"'.]*""", re.I)
 _REMEMBERED = 100_000
 """Verdicts kept in memory; the oldest are forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeCounts:
-    """How many outcomes got which verdict. Those without an answer are in none of them.
-
-    Example: ``JudgeCounts(correct=10, incorrect=21, unjudged=1)``
-    """
-
-    correct: int = 0
-    incorrect: int = 0
-    unjudged: int = 0
-    failed: int = 0
 
 
 class Judge:
@@ -94,14 +81,14 @@ class Judge:
         self._chat = chat
         self._max_tokens = max_tokens
         self._unjudged_reward = unjudged_reward
-        self._counts = JudgeCounts()
+        self._counts: Counter[str] = Counter()
         self._verdicts: dict[Any, Future[JudgeVerdict]] = {}
         self._lock = threading.Lock()
 
     @property
-    def counts(self) -> JudgeCounts:
-        """The outcomes so far."""
-        return self._counts
+    def counts(self) -> Mapping[str, int]:
+        """Outcomes so far, by verdict; those without an answer are in none of them."""
+        return {f"judge/{verdict}": self._counts[verdict] for verdict in get_args(JudgeVerdict)}
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         """1 for a correct answer, 0 for an incorrect or missing one; see the class for others.
@@ -113,7 +100,7 @@ class Judge:
             return 0.0
         verdict = self.verdict(task.question, task.answers, outcome.answer)
         with self._lock:
-            self._counts = replace(self._counts, **{verdict: _count(self._counts, verdict) + 1})
+            self._counts[verdict] += 1
         rewards = {"correct": 1.0, "incorrect": 0.0}
         return rewards.get(verdict, self._unjudged_reward)
 
@@ -213,15 +200,3 @@ def _verdict_word(word: Any) -> Literal["correct", "incorrect"] | None:
             return "incorrect"
         case _:
             return None
-
-
-def _count(counts: JudgeCounts, verdict: JudgeVerdict) -> int:
-    match verdict:
-        case "correct":
-            return counts.correct
-        case "incorrect":
-            return counts.incorrect
-        case "unjudged":
-            return counts.unjudged
-        case "failed":
-            return counts.failed

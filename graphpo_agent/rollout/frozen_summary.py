@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphpo_agent.net.chat import without_thinking
 from graphpo_agent.net.failures import CallFailed
@@ -36,9 +36,6 @@ class FrozenSummary:
 
         chat = OpenAIChat("http://127.0.0.1:8000/v1", "Qwen/Qwen2.5-7B-Instruct")
         describer = FrozenSummary(chat, max_summary_tokens=128)
-
-    Attributes:
-        failed: summaries that could not be had so far.
     """
 
     def __init__(
@@ -57,12 +54,17 @@ class FrozenSummary:
             max_characters: of the policy's words and the documents together; see ``written_path``.
             concurrency: summaries asked for at once.
         """
-        self.failed = 0
+        self._failed = 0
         self._chat = chat
         self._max_summary_tokens = max_summary_tokens
         self._max_characters = max_characters
         self._concurrency = concurrency
         self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Summaries that could not be had so far."""
+        return {"summary/failed": self._failed}
 
     async def describe(
         self, scheduler: Scheduler, states: Sequence[PathState]
@@ -92,7 +94,7 @@ class FrozenSummary:
         text = without_thinking(reply)
         if not text:
             with self._lock:
-                self.failed += 1
+                self._failed += 1
             return None
         return text
 

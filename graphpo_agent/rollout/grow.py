@@ -7,7 +7,7 @@ to layer on its own; the scheduler samples for all of them together.
 
 import math
 from asyncio import gather
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
 from graphpo_agent.methods.method import Method
 from graphpo_agent.protocols import (
+    Counting,
     Embedder,
     Expander,
     Policy,
@@ -118,6 +119,13 @@ class Grower:
     truncated: Literal["terminal", "early_stopped"] = "terminal"
     outages: Literal["drop", "score"] = "drop"
     overlap: bool = True
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What its parts have counted so far (``Counting``)."""
+        parts = (self.reward_fn, self.describer, self.embedder)
+        counting = [part.counts for part in parts if isinstance(part, Counting)]
+        return {name: count for counts in counting for name, count in counts.items()}
 
     def grow(
         self,

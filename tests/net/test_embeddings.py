@@ -105,7 +105,7 @@ def test_outage_gives_rows_of_zeros_that_are_counted(kind, script, path):
         embedder = make(kind, server, batch_size=1, tries=1)
         found = embedder.embed(["karo", "venn", "venn", "mentor"])
     np.testing.assert_array_equal(found, [vector("karo"), [0] * 3, [0] * 3, vector("mentor")])
-    assert embedder.failed == 1
+    assert embedder.counts == {"embedder/failed": 1}
 
 
 @KINDS
@@ -118,7 +118,7 @@ def test_refused_text_does_not_take_its_batch_with_it(kind, script, path, status
         embedder = make(kind, server)
         found = embedder.embed(["karo", "x" * 60, "venn"])
     np.testing.assert_array_equal(found, [vector("karo"), [0] * 3, vector("venn")])
-    assert embedder.failed == 1
+    assert embedder.counts == {"embedder/failed": 1}
 
 
 @KINDS

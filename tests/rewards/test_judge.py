@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 from graphpo_agent.errors import QuotaError, RewardError
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.net.store import CallStore
-from graphpo_agent.rewards.judge import Judge, JudgeCounts, judge_messages, parse_verdict
+from graphpo_agent.rewards.judge import Judge, judge_messages, parse_verdict
 from graphpo_agent.types import Outcome, Task
 from tests.net.servers import always, answer, in_turn, serving
 
 TASK = Task("t", "When was Karo Venn born?", ("1987", "in 1987"))
 CORRECT, INCORRECT = '{"verdict": "correct"}', '{"verdict": "incorrect"}'
+
+
+def counted(**verdicts):
+    names = ("correct", "incorrect", "unjudged", "failed")
+    return {f"judge/{name}": verdicts.get(name, 0) for name in names}
 
 
 def outcome(text):
@@ -95,7 +100,7 @@ def test_a_correct_answer_earns_one():
         assert judge(TASK, outcome("1987")) == 1.0
         assert judge(TASK, outcome("in May 1987")) == 1.0
         assert judge(TASK, outcome("1978")) == 0.0
-    assert judge.counts == JudgeCounts(correct=2, incorrect=1)
+    assert judge.counts == counted(correct=2, incorrect=1)
 
 
 def test_the_judge_sees_the_final_answer_only():
@@ -138,7 +143,7 @@ def test_unanswered_outcome_is_not_shown():
     with serving(year_judge) as server:
         judge = Judge(OpenAIChat(server.url, "m"), unjudged_reward=0.5)
         assert judge(TASK, Outcome(response="1987")) == 0.0
-    assert server.requests == [] and judge.counts == JudgeCounts()
+    assert server.requests == [] and judge.counts == counted()
 
 
 def test_reply_without_a_verdict_is_answered_by_a_reminder_once():
@@ -150,7 +155,7 @@ def test_reply_without_a_verdict_is_answered_by_a_reminder_once():
     assert second[: len(first)] == first
     assert [message["role"] for message in second] == ["user", "assistant", "user"]
     assert second[1]["content"] == "Absolutely!"
-    assert judge.counts == JudgeCounts(correct=1)
+    assert judge.counts == counted(correct=1)
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.5])
@@ -160,7 +165,7 @@ def test_what_has_no_verdict_is_counted_apart_and_judged_anew(reward):
     with serving(script) as server:
         judge = Judge(OpenAIChat(server.url, "m", tries=1), unjudged_reward=reward)
         assert [judge(TASK, outcome("1987")) for _ in range(4)] == [reward, reward, 1.0, 1.0]
-    assert judge.counts == JudgeCounts(correct=2, unjudged=1, failed=1)
+    assert judge.counts == counted(correct=2, unjudged=1, failed=1)
     assert len(server.requests) == 4
 
 
@@ -169,7 +174,7 @@ def test_used_up_quota_stops_the_run():
         judge = Judge(OpenAIChat(server.url, "m", tries=1))
         with pytest.raises(QuotaError):
             judge(TASK, outcome("1987"))
-    assert judge.counts == JudgeCounts()
+    assert judge.counts == counted()
 
 
 def test_equal_answers_to_one_question_are_judged_once_in_any_thread():
@@ -195,7 +200,7 @@ def test_equal_answers_to_one_question_are_judged_once_in_any_thread():
             thread.join()
     assert len(server.requests) == 3
     assert sorted(rewards) == [0.0] * 8 + [1.0] * 16
-    assert judge.counts == JudgeCounts(correct=16, incorrect=8)
+    assert judge.counts == counted(correct=16, incorrect=8)
 
 
 def test_recorded_verdicts_need_no_judge(tmp_path):

@@ -131,7 +131,7 @@ def test_failed_summary_is_no_description_and_counted(failure):
         states = [state_of(response=text) for text in ("good", "bad", "bad")]
         described = describe(describer, SILENT, states)
     assert described == [StateDescription(text="Who? good"), StateDescription(), StateDescription()]
-    assert describer.failed == 1
+    assert describer.counts == {"summary/failed": 1}
 
 
 def test_thoughts_are_not_part_of_a_summary():
