@@ -5,15 +5,10 @@ index directory holds bm25s' arrays, the byte offset of every corpus line and ``
 A loaded index keeps none of these in memory: arrays and corpus are memory-mapped.
 """
 
-import hashlib
-import json
-import mmap
-import os
-import shutil
-import tempfile
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import bm25s
 import numpy as np
@@ -22,11 +17,21 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import DataError, ToolError
 from graphpo_agent.types import Document
+from retrievers.corpus import Corpus, read_corpus
+from retrievers.index_files import (
+    build_directory,
+    finish_index,
+    open_corpus,
+    read_manifest,
+    refuse_inside,
+)
+from retrievers.progress import progress
 
-__all__ = ["Bm25Retriever", "build_bm25"]
+__all__ = ["Backend", "Bm25Retriever", "build_bm25", "write_bm25"]
 
-_HEAD_BYTES = 1 << 20
-_MEND = "build it with `graphpo index build bm25 --corpus CORPUS --out DIR`"
+Backend = Literal["auto", "numpy", "numba"]
+
+_CHUNK_DOCS = 10_000
 
 
 def build_bm25(
@@ -56,22 +61,43 @@ def build_bm25(
 
     Raises:
         DataError: a corpus line that cannot be used, with file, line and field.
-        ToolError: a directory that holds something else, or cannot be written.
+        ToolError: an option that cannot be; a directory that holds something else, or cannot be
+            written.
     """
-    contents, offsets = _read_corpus(corpus_path)
-    options = {"k1": k1, "b": b, "stemmer": stemmer, "stopwords": stopwords}
-    manifest = {
-        "kind": "bm25",
-        "corpus": os.path.relpath(corpus_path.resolve(), directory.resolve()),
-        **_fingerprint(corpus_path),
-        "num_docs": len(contents),
-        "options": options,
-        "bm25s": bm25s.__version__,
-    }
+    _check_options(k1, b, stemmer, stopwords)
+    refuse_inside(corpus_path, directory)
+    corpus = read_corpus(corpus_path)
+    with build_directory(directory) as work:
+        made = write_bm25(work, corpus, k1=k1, b=b, stemmer=stemmer, stopwords=stopwords)
+        return finish_index(work, directory, "bm25", corpus, **made)
+
+
+def write_bm25(
+    work: Path, corpus: Corpus, *, k1: float, b: float, stemmer: str | None, stopwords: str | None
+) -> dict[str, Any]:
+    """Write bm25s' own files of an index; the arguments are those of ``build_bm25``.
+
+    Returns:
+        The options and further entries of the manifest.
+
+    Raises:
+        DataError: no document has a word that would be indexed.
+    """
+    vocabulary: dict[str, int] = {}
+    rows: list[list[int]] = []
+    with progress("splitting into words", len(corpus), "doc") as bar:
+        for start in range(0, len(corpus), _CHUNK_DOCS):
+            texts = corpus.texts(start, start + _CHUNK_DOCS)
+            for words in _tokenize(texts, stemmer, stopwords):
+                rows.append([vocabulary.setdefault(word, len(vocabulary)) for word in words])
+            bar.update(len(texts))
+    if not vocabulary:
+        raise DataError(f"{corpus.path}: no document has a word to index; look at its contents")
     index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-    index.index(_tokenize(contents, stemmer, stopwords), show_progress=False)
-    _save(directory, index, offsets, manifest)
-    return manifest
+    index.index((rows, vocabulary), show_progress=sys.stderr.isatty())
+    index.save(work)
+    options = {"k1": k1, "b": b, "stemmer": stemmer, "stopwords": stopwords}
+    return {"options": options, "bm25s": bm25s.__version__}
 
 
 class Bm25Retriever:
@@ -83,23 +109,29 @@ class Bm25Retriever:
         # [[Document(id="17", contents='"Karo Venner"\n...', score=9.3)]]
     """
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, backend: Backend = "numpy") -> None:
         """Map the index into memory.
 
+        Args:
+            directory: what ``build_bm25`` wrote.
+            backend: what adds up the scores. numba is faster on large corpora but compiles for
+                seconds at the first query; auto takes it where it is installed.
+
         Raises:
-            ToolError: the index is missing, incomplete, or its corpus has gone or changed.
+            ToolError: the index is missing, incomplete, or its corpus has gone or changed; numba
+                is asked for and not installed.
         """
         directory = Path(directory)
-        self.manifest = _load_manifest(directory)
-        corpus_path = Path(os.path.normpath(directory.resolve() / self.manifest["corpus"]))
-        _check_corpus(directory, corpus_path, self.manifest)
+        self.manifest = read_manifest(directory, "bm25")
+        self._corpus = open_corpus(directory, self.manifest)
         try:
             self._index = bm25s.BM25.load(directory, mmap=True, show_progress=False)
-            self._offsets = np.load(directory / "offsets.npy", mmap_mode="r")
-            with corpus_path.open("rb") as file:
-                self._corpus = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise ToolError(f"{directory}: the index cannot be read ({error}); {_MEND}") from error
+            raise ToolError(
+                f"{directory}: the index cannot be read ({error}); build it again"
+            ) from error
+        if _use_numba(backend):
+            self._index.activate_numba_scorer()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
         """For each query the documents with the highest score above 0, at most ``topk``.
@@ -115,12 +147,29 @@ class Bm25Retriever:
         if not known:
             return []
         scores = np.asarray(self._index.get_scores(known))
-        return [self._document(row, float(scores[row])) for row in _best(scores, topk)]
+        return [self._corpus.document(row, float(scores[row])) for row in _best(scores, topk)]
 
-    def _document(self, row: int, score: float) -> Document:
-        start, end = self._offsets[row]
-        line = json.loads(self._corpus[int(start) : int(end)])
-        return Document(line["id"], line["contents"], score)
+
+def _check_options(k1: float, b: float, stemmer: str | None, stopwords: str | None) -> None:
+    if not 0 <= k1 < float("inf"):
+        raise ToolError(f"bm25: k1 must be at least 0, found {k1}")
+    if not 0 <= b <= 1:
+        raise ToolError(f"bm25: b must be in [0, 1], found {b}")
+    if stemmer is not None and stemmer not in Stemmer.algorithms():
+        known = ", ".join(Stemmer.algorithms())
+        raise ToolError(f"bm25: stemmer must be none or one of {known}, found {stemmer!r}")
+    try:
+        _tokenize(["word"], None, stopwords)
+    except ValueError as error:
+        raise ToolError(f"bm25: there is no stop word list {stopwords!r}") from error
+
+
+def _use_numba(backend: Backend) -> bool:
+    if backend not in ("auto", "numpy", "numba"):
+        raise ToolError(f"bm25: backend must be auto, numpy or numba, found {backend!r}")
+    if backend == "numba" and not bm25s.NUMBA_AVAILABLE:
+        raise ToolError("bm25: backend numba needs `pip install numba`; or use backend: numpy")
+    return backend != "numpy" and bm25s.NUMBA_AVAILABLE
 
 
 def _best(scores: NDArray[np.float32], topk: int) -> list[int]:
@@ -145,93 +194,3 @@ def _tokenize(texts: list[str], stemmer: str | None, stopwords: str | None) -> l
         show_progress=False,
     )
     return tokens  # pyright: ignore[reportReturnType]
-
-
-def _read_corpus(path: Path) -> tuple[list[str], NDArray[np.int64]]:
-    """The contents of every document, and the [num_docs, 2] byte range of its line."""
-    contents: list[str] = []
-    ranges: list[tuple[int, int]] = []
-    seen: set[str] = set()
-    start = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    document = _parse_document(f"{path}:{number}", line, seen)
-                    contents.append(document)
-                    ranges.append((start, start + len(line)))
-                start += len(line)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    if not contents:
-        raise DataError(f"{path}: holds no documents")
-    return contents, np.array(ranges, dtype=np.int64)
-
-
-def _parse_document(place: str, line: bytes, seen: set[str]) -> str:
-    """The contents of one corpus line; its id joins ``seen``."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{place}: not valid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
-    for field in ("id", "contents"):
-        if not isinstance(row.get(field), str):
-            raise DataError(f"{place}: field '{field}' must be a string")
-    if row["id"] in seen:
-        raise DataError(f"{place}: field 'id' repeats '{row['id']}'")
-    seen.add(row["id"])
-    return row["contents"]
-
-
-def _fingerprint(corpus_path: Path) -> dict[str, Any]:
-    """What tells a changed corpus from the indexed one without reading all of it."""
-    with corpus_path.open("rb") as file:
-        head = hashlib.sha256(file.read(_HEAD_BYTES)).hexdigest()
-    return {"corpus_bytes": corpus_path.stat().st_size, "corpus_head_sha256": head}
-
-
-def _save(
-    directory: Path, index: bm25s.BM25, offsets: NDArray[np.int64], manifest: dict[str, Any]
-) -> None:
-    """Write everything beside the directory, then put it in the directory's place."""
-    if directory.exists() and not (directory / "manifest.json").exists():
-        raise ToolError(f"{directory}: exists and is not an index; choose another directory")
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            dir=directory.parent, prefix=f".{directory.name}."
-        ) as name:
-            new, old = Path(name) / "new", Path(name) / "old"
-            index.save(new)
-            np.save(new / "offsets.npy", offsets)
-            (new / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-            if directory.exists():
-                directory.rename(old)
-            new.rename(directory)
-            shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise ToolError(f"{directory}: cannot be written ({error.strerror})") from error
-
-
-def _load_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ToolError(f"{directory}: holds no index ({error}); {_MEND}") from error
-    if manifest.get("kind") != "bm25":
-        raise ToolError(f"{path}: field 'kind' must be 'bm25', found {manifest.get('kind')!r}")
-    return manifest
-
-
-def _check_corpus(directory: Path, corpus_path: Path, manifest: dict[str, Any]) -> None:
-    try:
-        found = _fingerprint(corpus_path)
-    except OSError as error:
-        raise ToolError(
-            f"{directory}: its corpus {corpus_path} cannot be read ({error.strerror}); {_MEND}"
-        ) from error
-    if found != {name: manifest[name] for name in found}:
-        raise ToolError(f"{directory}: {corpus_path} has changed since it was indexed; {_MEND}")

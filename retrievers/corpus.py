@@ -1,0 +1,206 @@
+r"""Search-R1's corpus on disk: one ``{"id": "0", "contents": "\"Title\"\ntext"}`` per line.
+
+ASearcher's rows also have a ``url``; other keys are ignored. A corpus is never held in memory:
+rows are read from the mapped file by the byte ranges of their lines.
+"""
+
+import hashlib
+import json
+import mmap
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpo_agent.errors import DataError
+from graphpo_agent.types import Document
+from retrievers.progress import progress
+
+__all__ = [
+    "Corpus",
+    "corpus_fingerprint",
+    "line_ranges",
+    "plain_text",
+    "read_corpus",
+    "scan_corpus",
+]
+
+_HEAD_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 24
+
+
+class Corpus:
+    r"""The documents of a corpus file by row number. Threads may share it.
+
+    Example::
+
+        corpus = read_corpus(Path("corpus.jsonl"))
+        corpus.document(17, score=9.3)
+        # Document(id="17", contents='"Karo Venner"\n...', score=9.3, url=None)
+
+    Attributes:
+        path: the file.
+        ranges: [num_docs, 2] where each row's line starts and ends, in bytes.
+    """
+
+    def __init__(self, path: Path, ranges: NDArray[np.int64]) -> None:
+        """Map the file.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is empty.
+        """
+        self.path = path
+        self.ranges = ranges
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def line(self, row: int) -> bytes:
+        """The row as it stands in the file."""
+        start, end = self.ranges[row]
+        return self._bytes[int(start) : int(end)]
+
+    def document(self, row: int, score: float | None = None) -> Document:
+        """The document of a row.
+
+        Raises:
+            DataError: the row is not a document.
+        """
+        return _parse(f"{self.path}: row {row}", self.line(row), score)
+
+    def texts(self, start: int, stop: int) -> list[str]:
+        """The contents of the rows in [start, stop)."""
+        return [self.document(row).contents for row in range(start, min(stop, len(self)))]
+
+
+def read_corpus(path: Path) -> Corpus:
+    """A corpus all of whose rows have been checked.
+
+    Raises:
+        DataError: see ``scan_corpus``.
+    """
+    return Corpus(path, scan_corpus(path))
+
+
+def scan_corpus(path: Path) -> NDArray[np.int64]:
+    """Check every row and return the [num_docs, 2] byte ranges of their lines.
+
+    Blank lines are no rows. Memory: 24 bytes a row, whatever the ids are.
+
+    Raises:
+        DataError: the file cannot be read or holds no documents; a row is no JSON object, a field
+            is missing or no string, or an id is there twice (file, line and field).
+    """
+    ranges, hashes = array("q"), array("q")
+    for start, end, document in _documents(path):
+        ranges.extend((start, end))
+        hashes.append(hash(document.id))
+    if not ranges:
+        raise DataError(f"{path}: holds no documents")
+    corpus = Corpus(path, np.frombuffer(ranges, dtype=np.int64).reshape(-1, 2))
+    _refuse_repeated_ids(corpus, np.frombuffer(hashes, dtype=np.int64))
+    return corpus.ranges
+
+
+def line_ranges(path: Path) -> NDArray[np.int64]:
+    """The [num_lines, 2] byte ranges of a file's lines, blank ones left out; nothing is checked.
+
+    Raises:
+        DataError: the file cannot be read or has no lines.
+    """
+    newlines: list[NDArray[np.int64]] = []
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file, progress("finding lines", size, "B") as bar:
+            while block := file.read(_BLOCK_BYTES):
+                found = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+                newlines.append(found + file.tell() - len(block))
+                bar.update(len(block))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    ends = np.unique(np.concatenate([*newlines, [size - 1]])) + 1
+    ranges = np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1)
+    ranges = ranges[ends - ranges[:, 0] > len("\r\n")]
+    if not len(ranges):
+        raise DataError(f"{path}: holds no documents")
+    return ranges
+
+
+def corpus_fingerprint(path: Path) -> dict[str, Any]:
+    """What tells a changed corpus from the indexed one without reading all of it: size and head.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        head = hashlib.sha256(file.read(_HEAD_BYTES)).hexdigest()
+    return {"corpus_bytes": path.stat().st_size, "corpus_head_sha256": head}
+
+
+def plain_text(text: str) -> str:
+    """``text`` with ``?`` for every half of a surrogate pair, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _documents(path: Path) -> Iterator[tuple[int, int, Document]]:
+    """Start, end and document of every line that is not blank."""
+    start = 0
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file, progress("checking the corpus", size, "B") as bar:
+            for number, line in enumerate(file, start=1):
+                end = start + len(line)
+                if line.strip():
+                    yield start, end, _parse(f"{path}:{number}", line, None)
+                bar.update(len(line))
+                start = end
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _parse(place: str, line: bytes, score: float | None) -> Document:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{place}: not valid JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
+    for field in ("id", "contents"):
+        if not isinstance(row.get(field), str):
+            raise DataError(f"{place}: field '{field}' must be a string")
+    url = row.get("url")
+    if url is not None and not isinstance(url, str):
+        raise DataError(f"{place}: field 'url' must be a string")
+    contents = row["contents"]
+    if b"\\ud" in line or b"\\uD" in line:
+        contents = plain_text(contents)
+    return Document(row["id"], contents, score, url)
+
+
+def _refuse_repeated_ids(corpus: Corpus, hashes: NDArray[np.int64]) -> None:
+    """Equal hashes make two rows suspects; their ids decide."""
+    order = np.argsort(hashes, kind="stable")
+    equal = np.flatnonzero(np.diff(hashes[order]) == 0)
+    seen: set[str] = set()
+    for row in sorted({*order[equal].tolist(), *order[equal + 1].tolist()}):
+        id_ = corpus.document(row).id
+        if id_ in seen:
+            place = f"{corpus.path}:{_line_number(corpus, row)}"
+            raise DataError(f"{place}: field 'id' repeats '{id_}'")
+        seen.add(id_)
+
+
+def _line_number(corpus: Corpus, row: int) -> int:
+    """From 1, blank lines counted."""
+    before, count = int(corpus.ranges[row][0]), 1
+    with corpus.path.open("rb") as file:
+        while before > 0 and (block := file.read(min(before, _BLOCK_BYTES))):
+            count += block.count(b"\n")
+            before -= len(block)
+    return count

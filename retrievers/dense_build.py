@@ -1,0 +1,246 @@
+"""Indexes of passage vectors: encoding a corpus, so that it can be interrupted, and faiss."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpo_agent.errors import ModelError, ToolError
+from retrievers.corpus import Corpus, corpus_fingerprint, read_corpus
+from retrievers.encoders import EncoderSettings, resolve_encoder
+from retrievers.faiss_index import build_faiss, flat_vectors, map_faiss, parse_type
+from retrievers.index_files import (
+    build_directory,
+    finish_index,
+    refuse_inside,
+    relative_path,
+    remove_entries,
+)
+from retrievers.progress import progress, say
+
+__all__ = ["VECTORS_FILE", "build_dense", "has_vectors", "kept_vectors", "write_dense"]
+
+_INDEX_FILE = "index.faiss"
+VECTORS_FILE = "vectors.f32"
+"""[num_docs, dimension] little-endian float32, in corpus order."""
+_CHECKPOINT_FILE = "checkpoint.json"
+_CHUNK_BATCHES = 16
+"""Batches between two checkpoints; within a chunk texts of like length go together."""
+
+_BLOCK_ROWS = 1 << 14
+_FLAT = ("Flat", "IndexFlat", "IndexFlatIP")
+
+Embed = Callable[[Sequence[str]], NDArray[np.float32]]
+
+
+def build_dense(
+    corpus_path: Path,
+    directory: Path,
+    *,
+    model: str | Path,
+    index_type: str = "Flat",
+    preset: str | None = None,
+    pooling: str | None = None,
+    query_prefix: str | None = None,
+    passage_prefix: str | None = None,
+    normalize: bool | None = None,
+    max_tokens: int | None = None,
+    batch_size: int = 64,
+    device: str = "cpu",
+    keep_vectors: bool = True,
+    faiss_index: Path | str | None = None,
+) -> dict[str, Any]:
+    """Index a corpus by the vectors of its passages; the directory appears only when complete.
+
+    The same call goes on where an interrupted one stopped, as long as corpus and encoder are as
+    they were.
+
+    Args:
+        corpus_path: Search-R1's corpus JSONL; it must stay where it is, unchanged.
+        directory: where the index goes; an index that is there is replaced.
+        model: the encoder; see ``resolve_encoder`` for it and the settings up to ``max_tokens``.
+        index_type: see ``parse_type``.
+        preset: see ``resolve_encoder``.
+        pooling: see ``resolve_encoder``.
+        query_prefix: see ``resolve_encoder``.
+        passage_prefix: see ``resolve_encoder``.
+        normalize: see ``resolve_encoder``.
+        max_tokens: see ``resolve_encoder``.
+        batch_size: passages per forward pass.
+        device: where the encoder runs, such as ``cpu`` or ``cuda``.
+        keep_vectors: keep them beside an index that is not Flat; without them it cannot be merged.
+        faiss_index: a finished faiss file over the rows of this corpus (Search-R1's
+            ``e5_Flat.index``), to be used where it is instead of encoding anything.
+
+    Returns:
+        The manifest; see ``finish_index``.
+
+    Raises:
+        DataError: a corpus line that cannot be used, with file, line and field.
+        ModelError: there is no usable encoder, or it gives numbers that are not finite.
+        ToolError: a setting that cannot be; faiss is missing; a directory that holds something
+            else, or cannot be written; ``faiss_index`` has another number of rows.
+    """
+    refuse_inside(corpus_path, directory)
+    encoder = resolve_encoder(
+        model,
+        preset=preset,
+        pooling=pooling,
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+        normalize=normalize,
+        max_tokens=max_tokens,
+    )
+    if batch_size < 1:
+        raise ToolError(f"dense index: batch_size must be at least 1, found {batch_size}")
+    corpus = read_corpus(corpus_path)
+    if faiss_index is not None:
+        return _adopt(corpus, directory, encoder, Path(faiss_index))
+    parse_type(index_type, len(corpus))
+    embedder = encoder.load(encoder.passage_prefix, batch_size, device)
+    with build_directory(directory, resumable=True) as work:
+        source = {
+            **corpus_fingerprint(corpus.path),
+            "encoder": asdict(encoder),
+            "encoder_files": _files_digest(Path(encoder.model)),
+        }
+        _encode(work, corpus, embedder.embed, source, batch_size * _CHUNK_BATCHES)
+        made = write_dense(work, len(corpus), index_type, encoder, keep_vectors)
+        return finish_index(work, directory, "dense", corpus, **made)
+
+
+def write_dense(
+    work: Path, num_docs: int, index_type: str, encoder: EncoderSettings, keep_vectors: bool
+) -> dict[str, Any]:
+    """Turn the finished vectors in the build directory into an index.
+
+    Returns:
+        The options and further entries of the manifest.
+    """
+    vectors = _map_vectors(work, num_docs)
+    type_ = parse_type(index_type, num_docs)
+    build_faiss(vectors, type_, work / _INDEX_FILE)
+    (work / _CHECKPOINT_FILE).unlink(missing_ok=True)
+    if type_.is_flat or not keep_vectors:
+        (work / VECTORS_FILE).unlink()
+    return {
+        "options": {
+            "index_type": index_type,
+            "encoder": asdict(encoder),
+            "keep_vectors": keep_vectors,
+        },
+        "index": _INDEX_FILE,
+        "factory": type_.factory,
+        "dimension": vectors.shape[1],
+    }
+
+
+def has_vectors(directory: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether a finished index still has the vectors as the encoder gave them."""
+    return (directory / VECTORS_FILE).exists() or manifest["factory"] in _FLAT
+
+
+def kept_vectors(directory: Path, manifest: Mapping[str, Any]) -> Iterator[NDArray[np.float32]]:
+    """The vectors of an index that ``has_vectors``, in blocks of [num_rows, dimension]."""
+    if (directory / VECTORS_FILE).exists():
+        yield from _blocks(_map_vectors(directory, manifest["num_docs"]))
+    else:
+        index = map_faiss(directory / manifest["index"])  # held as long as its vectors are read
+        yield from _blocks(flat_vectors(index))
+
+
+def _blocks(vectors: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    for start in range(0, len(vectors), _BLOCK_ROWS):
+        yield np.array(vectors[start : start + _BLOCK_ROWS])
+
+
+def _map_vectors(directory: Path, num_docs: int) -> NDArray[np.float32]:
+    flat = np.memmap(directory / VECTORS_FILE, dtype="<f4", mode="r")
+    return flat.reshape(num_docs, -1)
+
+
+def _adopt(
+    corpus: Corpus, directory: Path, encoder: EncoderSettings, faiss_index: Path
+) -> dict[str, Any]:
+    """An index around a finished faiss file, which stays where it is."""
+    refuse_inside(faiss_index, directory)
+    index = map_faiss(faiss_index)
+    if index.ntotal != len(corpus):
+        raise ToolError(
+            f"{faiss_index}: holds {index.ntotal} vectors but {corpus.path} has {len(corpus)} rows"
+        )
+    with build_directory(directory) as work:
+        return finish_index(
+            work,
+            directory,
+            "dense",
+            corpus,
+            {"index_type": None, "encoder": asdict(encoder), "keep_vectors": False},
+            index=relative_path(faiss_index, directory),
+            factory=type(index).__name__,
+            dimension=index.d,
+        )
+
+
+def _encode(
+    work: Path, corpus: Corpus, embed: Embed, source: dict[str, Any], chunk_rows: int
+) -> None:
+    """Append the vectors that are missing; after each chunk a checkpoint counts those on disk."""
+    done = _finished_rows(work, source)
+    path = work / VECTORS_FILE
+    path.touch()
+    with (
+        path.open("r+b") as file,
+        progress("encoding", len(corpus), "doc", initial=done) as bar,
+    ):
+        for start in range(done, len(corpus), chunk_rows):
+            vectors = embed(corpus.texts(start, start + chunk_rows))
+            if not np.isfinite(vectors).all():
+                raise ModelError(
+                    f"encoder {source['encoder']['model']!r}: gives numbers that are not finite "
+                    f"for rows {start} to {start + len(vectors) - 1} of {corpus.path}"
+                )
+            file.seek(start * vectors.shape[1] * 4)
+            file.write(vectors.astype("<f4").tobytes())
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+            _write_checkpoint(work, start + len(vectors), source)
+            bar.update(len(vectors))
+
+
+def _finished_rows(work: Path, source: dict[str, Any]) -> int:
+    """Rows that an interrupted build of the same vectors finished; of any other nothing is kept."""
+    path = work / _CHECKPOINT_FILE
+    if not path.exists():
+        remove_entries(work)
+        return 0
+    checkpoint = json.loads(path.read_text())
+    if checkpoint["source"] != source:
+        say("an interrupted build of another corpus or encoder is here: starting over")
+        remove_entries(work)
+        return 0
+    say(f"going on after {checkpoint['rows']:,} documents of an interrupted build")
+    return checkpoint["rows"]
+
+
+def _write_checkpoint(work: Path, rows: int, source: dict[str, Any]) -> None:
+    new = work / f"{_CHECKPOINT_FILE}.new"
+    new.write_text(json.dumps({"rows": rows, "source": source}))
+    new.replace(work / _CHECKPOINT_FILE)
+
+
+def _files_digest(model: Path) -> str | None:
+    """What tells a changed model directory; None for a model that is known by name."""
+    if not model.is_dir():
+        return None
+    files = sorted(path for path in model.rglob("*") if path.is_file())
+    stats = [(str(path.relative_to(model)), path.stat()) for path in files]
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,0 +1,67 @@
+"""Several retrievers as one: reciprocal rank fusion (Cormack, Clarke and Büttcher, 2009)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graphpo_agent.errors import ToolError
+from graphpo_agent.protocols import Retriever
+from graphpo_agent.types import Document
+
+__all__ = ["HybridRetriever", "fuse"]
+
+
+class HybridRetriever:
+    """A ``Retriever`` that asks several ones over the same documents and fuses their rankings.
+
+    Example::
+
+        HybridRetriever([Bm25Retriever("bm25"), DenseRetriever("dense")], depth=100)
+    """
+
+    def __init__(self, retrievers: Sequence[Retriever], depth: int = 100, k: float = 60.0) -> None:
+        """Fuse the first ``depth`` documents of each.
+
+        Args:
+            retrievers: two or more; equal ids mean the same document.
+            depth: documents asked of each retriever, or ``topk`` if that is more.
+            k: how little the first ranks stand out; 60 in the paper.
+
+        Raises:
+            ToolError: an argument that cannot be.
+        """
+        if len(retrievers) < 2:
+            raise ToolError(f"hybrid: needs at least 2 retrievers, found {len(retrievers)}")
+        for retriever in retrievers:
+            if not isinstance(retriever, Retriever):
+                raise ToolError(f"hybrid: retriever {retriever!r} has no search method")
+        if depth < 1:
+            raise ToolError(f"hybrid: depth must be at least 1, found {depth}")
+        if k < 0:
+            raise ToolError(f"hybrid: k must not be below 0, found {k}")
+        self._retrievers = tuple(retrievers)
+        self._depth = depth
+        self._k = k
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
+        """For each query the documents with the highest fused score, at most ``topk``."""
+        depth = max(self._depth, topk)
+        rankings = [retriever.search(queries, depth) for retriever in self._retrievers]
+        return [fuse(each, self._k)[:topk] for each in zip(*rankings, strict=True)]
+
+
+def fuse(rankings: Sequence[Sequence[Document]], k: float) -> list[Document]:
+    """All documents of some rankings by the sum of ``1 / (k + rank)``, ranks from 1.
+
+    Their scores are these sums. Equal sums are in the order in which they were met, the rankings
+    one after the other.
+
+    Example: with k = 0 the rankings (a, b) and (b) give b with 1.5, then a with 1.
+    """
+    documents: dict[str, Document] = {}
+    scores: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, document in enumerate(ranking, start=1):
+            documents.setdefault(document.id, document)
+            scores[document.id] = scores.get(document.id, 0.0) + 1 / (k + rank)
+    best = sorted(scores, key=lambda id_: -scores[id_])
+    return [replace(documents[id_], score=scores[id_]) for id_ in best]
