@@ -13,6 +13,7 @@ from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.types import Document, PathState, SamplingParams, Step, Task
 from retrievers.bm25 import Bm25Retriever, build_bm25
+from retrievers.remote import RemoteRetriever
 from tests.rollout.scripted import (
     END_OF_MESSAGE,
     EOS,
@@ -368,6 +369,12 @@ def test_an_outage_is_a_masked_observation_that_marks_the_path():
     assert [step.status for step in steps] == ["tool_outage", "invalid_action", "answered"]
     assert [step.state.outages for step in steps] == [1, 1, 1]
     assert steps[0].loss_mask[len(said[0]) :] == (0,) * (len(steps[0].token_ids) - len(said[0]))
+
+
+def test_a_search_server_that_is_not_there_is_an_outage():
+    tool = SearchTool(RemoteRetriever("127.0.0.1:9", deadline_s=0.5, tries=2))
+    _, steps = walk(make(tool), ScriptedPolicy(turns(SEARCH_KARO, ANSWER)))
+    assert [step.status for step in steps] == ["tool_outage", "answered"]
 
 
 HERMES = HermesDialect({"search": ToolSignature("search", "", {})}, documents="search_r1")
