@@ -91,6 +91,7 @@ __all__ = [
     "build_policy",
     "build_sampling",
     "build_sft_engine",
+    "build_state",
     "check_named",
     "check_precision",
     "compute_options",
@@ -260,11 +261,12 @@ def build_sampling(config: SamplingConfig) -> SamplingParams:
 
 def build_grower(config: RunConfig) -> Grower:
     """What grows the graphs of a run: its mode, state description and verifier."""
+    describer, embedder = build_state(config.state)
     return Grower(
         expander=build_expander(config.mode),
         reward_fn=_reward(config.reward),
-        describer=_describer(config.state),
-        embedder=None if isinstance(config.state, KeyState) else _embedder(config.state.embedder),
+        describer=describer,
+        embedder=embedder,
         truncated=config.truncated,
         outages=config.outages,
         overlap=config.overlap,
@@ -328,6 +330,12 @@ def _dialect(mode: AgentMode, tools: Mapping[str, Tool]) -> Dialect:
 
 def _reward(reward: str | Mapping[str, Any]) -> RewardFn:
     return callable_of(reward, "task", "outcome")
+
+
+def build_state(state: StateConfig) -> tuple[StateDescriber, Embedder | None]:
+    """What says what a state is, and what embeds it; None where keys are all there is."""
+    embedder = None if isinstance(state, KeyState) else _embedder(state.embedder)
+    return _describer(state), embedder
 
 
 def _describer(state: StateConfig) -> StateDescriber:

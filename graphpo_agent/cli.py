@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _rollout_arguments(verb("rollout", "grow graphs with a policy and write them"))
     _eval_arguments(verb("eval", "measure held-out accuracy of a policy"))
     _score_arguments(verb("score", "credit the graphs of a file with a method"))
+    _calibrate_arguments(verb("calibrate", "find the merge threshold that merges equal states"))
     _report_arguments(verb("report", "write report.html of a run directory again"))
     add_data_verbs(verb)
     doctor = verb("doctor", "say what is installed, which device is used and what is missing")
@@ -235,6 +236,51 @@ def _score(options: argparse.Namespace) -> int:
     fields = {name: vars(options)[name] for name in ScoreOptions.__slots__}
     score_file(options.input, options.out, options.method, ScoreOptions(**fields))
     return 0
+
+
+def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="the configuration that grew the graphs")
+    parser.add_argument("graphs", help="graphpo.graph/1 lines with tokens, as rollout writes them")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's files")
+    parser.add_argument(
+        "--states",
+        action="append",
+        default=[],
+        metavar="FILE|NAME=STATE",
+        help="further ways to describe states: a YAML mapping of names, or one of them",
+    )
+    parser.add_argument("--reference", metavar="NAME", help="whose keys say what is the same")
+    parser.add_argument("--continuations", type=_count, default=16, help="per state (16)")
+    parser.add_argument("--pairs", type=_count, default=400, help="per way to describe (400)")
+    parser.add_argument("--thresholds", type=float, nargs="+", metavar="KAPPA")
+    parser.add_argument("--tolerance", type=float, default=0.3, help="of the spread (0.3)")
+    parser.add_argument("--out", required=True, metavar="DIR", help="a new directory")
+    _engine_argument(parser)
+    parser.set_defaults(run=_calibrate)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from graphpo_agent.calibrate import calibrate_command
+    from graphpo_agent.evals.calibrate import THRESHOLDS, CalibrateOptions
+
+    chosen = CalibrateOptions(
+        continuations=options.continuations,
+        pairs=options.pairs,
+        thresholds=tuple(options.thresholds or THRESHOLDS),
+        tolerance=options.tolerance,
+        reference=options.reference,
+    )
+    overrides = [*options.overrides, *options.engine]
+    return calibrate_command(
+        options.config,
+        overrides,
+        options.graphs,
+        options.tasks,
+        options.states,
+        chosen,
+        options.out,
+    )
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.errors import ConfigError
 
-__all__ = ["dump_config", "load_config"]
+__all__ = ["dump_config", "load_config", "read_yaml"]
 
 ConfigT = TypeVar("ConfigT", RunConfig, SftConfig)
 
@@ -30,7 +30,7 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
     Raises:
         ConfigError: one line naming the file or override, the key, and what is wrong.
     """
-    data = _read_yaml(Path(path))
+    data = read_yaml(Path(path))
     for override in overrides:
         _apply_override(data, override)
     try:
@@ -44,7 +44,12 @@ def dump_config(config: BaseModel) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a file holds.
+
+    Raises:
+        ConfigError: there is no such file, or none that holds a mapping in YAML.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

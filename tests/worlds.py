@@ -42,6 +42,13 @@ class CountingReward:
         return length_reward(task, outcome)
 
 
+class AnyArguments:
+    """It takes what a tool takes, and is none."""
+
+    def __init__(self, **arguments: object) -> None:
+        pass
+
+
 def bad_reward(task: Task, outcome: Outcome) -> float:
     """A verifier on the wrong scale."""
     return 100.0

@@ -274,14 +274,15 @@ class Grower:
 
     async def _judge(self, scheduler: Scheduler, steps: Sequence[Step]) -> list[float | None]:
         """The reward of each step that ends its path; None where it goes on or is left unscored."""
-        judged = [i for i, step in enumerate(steps) if self._is_judged(step)]
+        judged = [i for i, step in enumerate(steps) if self.is_judged(step)]
         found = await gather(*(scheduler.beside(self.judge, steps[i].state) for i in judged))
         rewards: list[float | None] = [None] * len(steps)
         for i, reward in zip(judged, found, strict=True):
             rewards[i] = reward
         return rewards
 
-    def _is_judged(self, step: Step) -> bool:
+    def is_judged(self, step: Step) -> bool:
+        """Whether an edge ends its path and the verifier is asked about it."""
         cut = step.status in ("out_of_length", "out_of_turns")
         unscored = (cut and self.truncated == "early_stopped") or (
             step.state.outages > 0 and self.outages == "drop"

@@ -1,0 +1,217 @@
+"""Saved graphs, walked once more: the path states of their nodes, as the rollout had them.
+
+A graph file holds tokens. What a path has been shown, its key, the room it has left are made by
+the expander, so the expander walks the edges again: the policy is told what to say, the tools
+answer anew. A tool that answers otherwise than it did is a mistake that must not go unseen.
+"""
+
+from asyncio import gather
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from graphpo_agent.errors import GraphError
+from graphpo_agent.graph.arrays import BoolArray, IntArray
+from graphpo_agent.graph.forest import by_layer
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.protocols import Expander, Policy, Scheduler, Tokenizer, Tool
+from graphpo_agent.types import (
+    Completion,
+    FinishReason,
+    PathState,
+    SampleRequest,
+    SamplingParams,
+    Step,
+    Task,
+    ToolResult,
+)
+
+__all__ = ["Replay", "reopen", "replay"]
+
+T = TypeVar("T")
+
+_SHOWN = 60
+"""Characters of an observation in an error message."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """A saved graph and where each of its paths has got to.
+
+    Example: a root, a turn that searched and an answer::
+
+        states[1].memory.documents_found == (doc_7,)    ended = [F, F, T]
+
+    Attributes:
+        graph: as saved.
+        states: [n]; their contexts live until the policy's next release (see ``reopen``).
+        ended: [n] paths that the expander does not continue: answers, and paths at a limit.
+    """
+
+    graph: RolloutGraph
+    states: tuple[PathState, ...]
+    ended: BoolArray
+
+
+async def replay(
+    scheduler: Scheduler, expander: Expander, task: Task, graph: RolloutGraph
+) -> Replay:
+    """Walk the edges of a saved graph.
+
+    Args:
+        scheduler: runs the tools; its policy is asked to open and extend contexts only.
+        expander: the run's own.
+        task: the graph's.
+        graph: with the tokens of every node, and the loss mask of every edge that holds an
+            observation.
+
+    Raises:
+        GraphError: tokens are missing; the prompt, an observation or the end of a path is another
+            one than in the graph; an edge is longer than the run allows.
+    """
+    silent = np.flatnonzero(~graph.has_tokens)
+    if len(silent):
+        raise _mistake(
+            graph, silent[0], "it has no tokens; take a file that holds them, as rollout writes it"
+        )
+    root = expander.start(scheduler.policy, task)
+    if root.prompt_ids != _tokens(graph, 0):
+        raise _mistake(
+            graph, 0, "its prompt is not the one of this configuration, model and task file"
+        )
+    states: list[PathState] = [root] * graph.num_nodes
+    ended = np.zeros(graph.num_nodes, np.bool_)
+    inner = graph.num_children > 0
+    for layer in by_layer(graph.depth)[1:]:
+        walks = [_walk(scheduler, expander, states, graph, v) for v in layer.tolist()]
+        for v, step in zip(layer.tolist(), await gather(*walks), strict=True):
+            _check_end(graph, v, step, bool(inner[v]))
+            states[v], ended[v] = step.state, step.terminal
+    return Replay(graph, tuple(states), ended)
+
+
+def reopen(policy: Policy, replayed: Replay, nodes: Sequence[int]) -> list[PathState]:
+    """The states of some nodes with new contexts, which share their common prefixes."""
+    graph = replayed.graph
+    contexts = {0: policy.open(_tokens(graph, 0))}
+    for v in nodes:
+        for u in graph.path(v):
+            if u not in contexts:
+                before = contexts[int(graph.parent[u])]
+                contexts[u] = policy.extend(before, _tokens(graph, u))
+    return [replace(replayed.states[v], context=contexts[v]) for v in nodes]
+
+
+async def _walk(
+    scheduler: Scheduler,
+    expander: Expander,
+    states: Sequence[PathState],
+    graph: RolloutGraph,
+    v: int,
+) -> Step:
+    """The edge to a node, made again; GraphError where other tokens come out."""
+    tokens, mask = _tokens(graph, v), _mask(graph, v)
+    told = _Told(scheduler, graph, v)
+    step = await expander.expand(told, states[graph.parent[v]], 0, SamplingParams())
+    if step.token_ids != tokens or step.loss_mask != mask:
+        tokenizer = scheduler.policy.tokenizer
+        recorded = _observation(tokenizer, tokens, mask)
+        made = _observation(tokenizer, step.token_ids, step.loss_mask)
+        raise _mistake(graph, v, _difference(recorded, made))
+    return step
+
+
+class _Told:
+    """A ``Scheduler`` whose policy says what one edge recorded; all else is done anew."""
+
+    def __init__(self, scheduler: Scheduler, graph: RolloutGraph, v: int) -> None:
+        self.policy = scheduler.policy
+        self._scheduler = scheduler
+        self._graph = graph
+        self._v = v
+
+    async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
+        """The tokens that the policy sampled on this edge."""
+        graph, v = self._graph, self._v
+        span = slice(graph.offsets[v], graph.offsets[v + 1])
+        sampled = graph.loss_mask[span]
+        tokens = tuple(graph.token_ids[span][sampled].tolist())
+        if not 1 <= len(tokens) <= request.max_new_tokens:
+            raise _mistake(
+                graph,
+                v,
+                f"{len(tokens)} sampled tokens where the run's limits allow 1 to "
+                f"{request.max_new_tokens}; use the configuration that grew the graph",
+            )
+        reason: FinishReason = "stop"
+        if tokens[-1] in self.policy.tokenizer.eos_ids:
+            reason = "eos"
+        elif len(tokens) == request.max_new_tokens:
+            reason = "length"
+        logprobs = tuple(graph.logprobs[span][sampled].tolist())
+        return Completion(tokens, logprobs, reason, self.policy.extend(request.context, tokens))
+
+    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
+        """A tool's result, as of now."""
+        return await self._scheduler.call(tool, arguments)
+
+    async def together(
+        self, function: Callable[[list[Any]], Any], items: Sequence[Any]
+    ) -> Sequence[Any]:
+        """As the scheduler behind does it."""
+        return await self._scheduler.together(function, items)
+
+    async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
+        """As the scheduler behind does it."""
+        return await self._scheduler.beside(function, *arguments)
+
+
+def _check_end(graph: RolloutGraph, v: int, step: Step, continued: bool) -> None:
+    if graph.terminal[v] and not step.terminal:
+        raise _mistake(
+            graph,
+            v,
+            "a finished answer in the graph, but this configuration goes on from it "
+            f"({step.status}); use the configuration that grew the graph",
+        )
+    if continued and step.terminal:
+        raise _mistake(
+            graph,
+            v,
+            f"this configuration ends the path here ({step.status}), the graph goes on; "
+            "use the configuration that grew the graph",
+        )
+
+
+def _mistake(graph: RolloutGraph, v: int | np.int64, what: str) -> GraphError:
+    return GraphError(f"graph {graph.id!r}: node {graph.node_ids[v]}: {what}")
+
+
+def _tokens(graph: RolloutGraph, v: int) -> tuple[int, ...]:
+    return tuple(graph.token_ids[graph.offsets[v] : graph.offsets[v + 1]].tolist())
+
+
+def _mask(graph: RolloutGraph, v: int) -> tuple[int, ...]:
+    mask: IntArray = graph.loss_mask[graph.offsets[v] : graph.offsets[v + 1]].astype(np.int64)
+    return tuple(mask.tolist())
+
+
+def _observation(tokenizer: Tokenizer, token_ids: Sequence[int], mask: Sequence[int]) -> str:
+    return tokenizer.decode([t for t, sampled in zip(token_ids, mask, strict=True) if not sampled])
+
+
+def _difference(recorded: str, made: str) -> str:
+    """What two observations differ in, around the first character that does."""
+    if recorded == made:
+        return "its tokens or its loss mask are not those of this model and configuration"
+    pairs = zip(recorded, made, strict=False)
+    length = min(len(recorded), len(made))
+    first = next((k for k, (a, b) in enumerate(pairs) if a != b), length)
+    start = max(0, first - _SHOWN // 2)
+    was, now = (text[start : start + _SHOWN] for text in (recorded, made))
+    return (
+        f"the observation was {was!r} and is now {now!r} (from character {start}): "
+        "the tools, their index or their settings have changed"
+    )

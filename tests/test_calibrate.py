@@ -1,0 +1,155 @@
+"""``graphpo calibrate`` in a tiny world: graphs by rollout, then every file it leaves, or none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from graphpo_agent.calibrate import calibrate_command, load_states, tasks_of
+from graphpo_agent.cli import main
+from graphpo_agent.errors import ConfigError, DataError, GraphError, GraphPOError, RunError
+from graphpo_agent.evals.calibrate import CalibrateOptions
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.types import PathState, Task
+from tests.worlds import run_arguments
+
+SCHEDULE = "method.schedule=[4,1]"
+SHORT = "mode.max_response_tokens=16"
+KEY = "parity={kind: key, function: 'tests.test_calibrate:parity'}"
+FEW = CalibrateOptions(continuations=3, pairs=20, thresholds=(0.5, 0.99))
+
+
+def parity(state: PathState) -> str:
+    """A key that even an untrained policy reaches twice."""
+    return str(len(state.response) % 2)
+
+
+@pytest.fixture(scope="module")
+def arguments(reach: Path) -> list[str]:
+    return run_arguments(reach, reach / "unused", SCHEDULE, SHORT)
+
+
+@pytest.fixture(scope="module")
+def graphs(arguments, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("graphs") / "graphs.jsonl"
+    assert main(["rollout", *arguments, "--count", "4", "--out", str(out)]) == 0
+    return out
+
+
+def run(arguments, graphs, out, states=(KEY,), options=FEW, extra=()) -> int:
+    config, *overrides = arguments
+    return calibrate_command(
+        config, [*overrides, *extra], str(graphs), None, list(states), options, str(out)
+    )
+
+
+def test_everything_is_written_and_shown(arguments, graphs, tmp_path, capsys):
+    options = CalibrateOptions(
+        continuations=3, pairs=20, thresholds=(0.5, 0.99), reference="parity"
+    )
+    assert run(arguments, graphs, tmp_path / "new" / "out", options=options) == 0
+    out = tmp_path / "new" / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "calibration.json",
+        "calibration.md",
+        "calibration.png",
+    ]
+    assert (out / "calibration.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert (out / "calibration.md").read_text() in shown
+    assert "### run" in shown and "### parity" in shown
+    found = json.loads((out / "calibration.json").read_text())
+    assert found["graphs"] == 4 and found["candidate_pairs"] > 0 < found["measured_states"]
+    assert list(found["choices"]) == ["run", "parity"]
+    assert [row["threshold"] for row in found["choices"]["run"]["rows"]] == [0.5, 0.92, 0.99]
+    assert [row["threshold"] for row in found["choices"]["parity"]["rows"]] == [None]
+    assert found["choices"]["parity"]["rows"][0]["precision"] == 1.0
+    assert found["choices"]["parity"]["rows"][0]["recall"] > 0
+    merged = [row["merged_pairs"] for row in found["choices"]["run"]["rows"]]
+    assert merged == sorted(merged, reverse=True)
+    assert found["choices"]["parity"]["state"]["kind"] == "key"
+
+
+def test_it_repeats_itself(arguments, graphs, tmp_path):
+    for name in ("a", "b"):
+        run(arguments, graphs, tmp_path / name)
+    first, second = (json.loads((tmp_path / n / "calibration.json").read_text()) for n in "ab")
+    assert first == second
+
+
+def test_a_directory_with_something_in_it_is_left_alone(arguments, graphs, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="exists already"):
+        run(arguments, graphs, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def with_first_line(graphs: Path, change) -> str:
+    record = json.loads(graphs.read_text().splitlines()[0])
+    change(record)
+    return json.dumps(record) + "\n"
+
+
+def drop_tokens(record) -> None:
+    for name in ("tokens", "logprobs", "loss_mask"):
+        record["nodes"][1].pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "complaint"),
+    [
+        (drop_tokens, GraphError, "node 1: it has no tokens"),
+        (lambda record: record.update(id="nobody"), DataError, "graph 'nobody': no task of that"),
+        (lambda record: record.update(nodes=record["nodes"][:1]), GraphError, "no two states"),
+        (lambda record: record["nodes"][0]["tokens"].pop(), GraphError, "node 0: its prompt is"),
+    ],
+)
+def test_graphs_that_cannot_be_used_leave_nothing(
+    arguments, graphs, tmp_path, change, error, complaint
+):
+    path = tmp_path / "changed.jsonl"
+    path.write_text(with_first_line(graphs, change))
+    with pytest.raises(error, match=complaint) as caught:
+        run(arguments, path, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["changed.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"extra": ["method={name: grpo, group_size: 2}"]}, "method.name is grpo: only graphpo"),
+        ({"extra": ["method={name: tree, schedule: [2]}"]}, "method.name is tree: only graphpo"),
+        ({"options": CalibrateOptions(reference="nobody")}, "'nobody' is none of run, parity"),
+        ({"options": CalibrateOptions(reference="run")}, "'run': no two states have the same key"),
+        ({"states": [KEY, KEY]}, "'parity' occurs twice"),
+        ({"states": [KEY.replace("parity", "run")]}, "'run' occurs twice"),
+        ({"states": ["bad={kind: nonsense}"]}, "state choice 'bad': .*state"),
+        ({"states": ["absent.yaml"]}, "cannot read configuration absent.yaml"),
+    ],
+)
+def test_mistakes_in_the_choices_are_named(arguments, graphs, tmp_path, settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        run(arguments, graphs, tmp_path / "out", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_choices_come_from_files_and_from_the_command_line(arguments, tmp_path):
+    path = tmp_path / "states.yaml"
+    path.write_text("one: {kind: text, max_characters: 7, embedder: {kind: hashing}}\n")
+    config, *overrides = arguments
+    states = load_states(config, overrides, [str(path), KEY])
+    assert list(states) == ["run", "one", "parity"]
+    assert states["one"].max_characters == 7  # type: ignore[union-attr]
+    path.write_text("one: 3\n")
+    with pytest.raises(GraphPOError, match="state choice 'one'"):
+        load_states(config, overrides, [str(path)])
+
+
+def test_graphs_of_a_run_directory_name_their_tasks_behind_the_step():
+    tasks = [Task("a/b", "?", ()), Task("step-1/c", "?", ())]
+    names = ["a/b", "step-3/a/b", "step-1/c", "step-2/step-1/c"]
+    found = tasks_of([RolloutGraph.root(name, token_ids=[1]) for name in names], tasks)
+    assert [task.id for task in found] == ["a/b", "a/b", "step-1/c", "step-1/c"]
+    with pytest.raises(DataError, match="'step-3/b'"):
+        tasks_of([RolloutGraph.root("step-3/b", token_ids=[1])], tasks)
