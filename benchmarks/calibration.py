@@ -19,6 +19,8 @@ from pathlib import Path
 import methods as comparison
 
 ABOUT = """\
+# State descriptions and merge thresholds on kb
+
 `python benchmarks/calibration.py`; {machine}.
 
 The policy is the base of methods.md. The run's own `state` is the exact key of the world: the facts

@@ -31,6 +31,8 @@ def prepare(
     demonstrations: Path | None,
 ) -> int:
     """``graphpo data prepare``; nothing is written before every row was checked."""
+    outputs = [path for path in (out, parquet, demonstrations) if path is not None]
+    _check_apart(outputs, [*files, *exclude])
     prepared = prepare_data(
         source, files, exclude=exclude, keep_unanswerable=keep_unanswerable, progress=True
     )
@@ -42,9 +44,18 @@ def prepare(
     if demonstrations is not None:
         write_demonstrations(demonstrations, prepared.demonstrations)
     print(_described(prepared.summary))
-    for path in filter(None, (out, parquet, demonstrations)):
+    for path in outputs:
         print(path)
     return 0
+
+
+def _check_apart(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Raise ConfigError where writing an output would lose an input or another output."""
+    taken = {path.resolve() for path in inputs}
+    for path in outputs:
+        if path.resolve() in taken:
+            raise ConfigError(f"output {path} is also an input or another output; name another")
+        taken.add(path.resolve())
 
 
 def _described(summary: Summary) -> str:

@@ -35,11 +35,14 @@ def constructed(spec: Mapping[str, Any]) -> Any:
     function; lists may hold either.
 
     Raises:
-        ConfigError: the class does not exist or does not take these arguments.
+        ConfigError: the class does not exist or does not take these arguments or their values.
     """
     check_constructible(spec)
     arguments = {name: _argument(value) for name, value in spec.items() if name != "class"}
-    return _named(spec["class"])(**arguments)
+    try:
+        return _named(spec["class"])(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{spec['class']} cannot be built so: {error}") from error
 
 
 def check_constructible(spec: Any) -> None:
@@ -58,7 +61,7 @@ def check_constructible(spec: Any) -> None:
         arguments = {name: value for name, value in spec.items() if name != "class"}
         try:
             inspect.signature(_named(spec["class"])).bind(**arguments)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"{spec['class']}: {error}") from None
         check_constructible(list(arguments.values()))
     elif _is_function(spec):
@@ -77,13 +80,13 @@ def _argument(value: Any) -> Any:
     return _named(value["function"]) if _is_function(value) else value
 
 
-def _named(path: str) -> Callable[..., Any]:
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(f"{path!r}: write module:name")
+def _named(path: Any) -> Callable[..., Any]:
+    if not isinstance(path, str) or ":" not in path:
+        raise ConfigError(f"{path!r:.80}: write module:name")
+    module_name, _, name = path.partition(":")
     try:
         value = getattr(import_module(module_name), name)
-    except (ImportError, ValueError, AttributeError, SyntaxError) as error:
+    except (ImportError, ValueError, TypeError, AttributeError, SyntaxError) as error:
         raise ConfigError(f"cannot find {path!r} (module:name): {error}") from None
     if not callable(value):
         raise ConfigError(f"{path!r} is no function or class")

@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from graphpo_agent.errors import ToolError
-from graphpo_agent.net.client import HttpService, Limits
+from graphpo_agent.net.client import HttpService, Limits, classify_json
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.secrets import without_user
 
 __all__ = ["ServerPool", "endpoint"]
 
@@ -85,7 +86,8 @@ class ServerPool:
             max_bytes=_MAX_REPLY_BYTES,
         )
         one_try = replace(limits, deadline_s=deadline_s * _TRY_SHARE, tries=1)
-        self._service = HttpService(name, limits=limits if alone else one_try)
+        limits = limits if alone else one_try
+        self._service = HttpService(name, limits=limits, classify=classify_json)
         self._lock = threading.Lock()
         self._next = 0
 
@@ -160,15 +162,16 @@ def endpoint(name: str, url: str, path: str) -> str:
     ``"http://127.0.0.1:8000/retrieve"``; an address with a path stays as it is.
 
     Raises:
-        ToolError: it is no http address.
+        ToolError: it is no http address, or one with a user name.
     """
     full = url.strip() if "://" in url else f"http://{url.strip()}"
     try:
         parts = urlsplit(full)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        usable = usable and "@" not in parts.netloc
         has_path = bool(parts.path.strip("/"))
     except ValueError:  # a port that is no number
         usable = has_path = False
     if not usable:
-        raise ToolError(f"{name}: {url!r} is no address; write http://HOST:PORT")
+        raise ToolError(f"{name}: {without_user(url)!r} is no address; write http://HOST:PORT")
     return full if has_path else full.rstrip("/") + path

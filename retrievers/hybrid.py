@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
+from retrievers.together import Answer, answers_of, settle
 
 __all__ = ["HybridRetriever", "fuse"]
 
@@ -43,10 +45,23 @@ class HybridRetriever:
         self._k = k
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
-        """For each query the documents with the highest fused score, at most ``topk``."""
+        """For each query the documents with the highest fused score, at most ``topk``.
+
+        Raises:
+            PartlyFailed: one of the retrievers gave no answer to a query.
+        """
         depth = max(self._depth, topk)
-        rankings = [retriever.search(queries, depth) for retriever in self._retrievers]
-        return [fuse(each, self._k)[:topk] for each in zip(*rankings, strict=True)]
+        answers = [answers_of(retriever, queries, depth) for retriever in self._retrievers]
+        return settle([self._fused(each, topk) for each in zip(*answers, strict=True)])
+
+    def _fused(self, answers: Sequence[Answer], topk: int) -> Answer:
+        """One query's answers as one; a failure where there is one."""
+        rankings: list[list[Document]] = []
+        for answer in answers:
+            if isinstance(answer, CallFailed):
+                return answer
+            rankings.append(answer)
+        return fuse(rankings, self._k)[:topk]
 
 
 def fuse(rankings: Sequence[Sequence[Document]], k: float) -> list[Document]:

@@ -21,7 +21,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
 from retrievers.failover import ServerPool
-from retrievers.together import search_batches, settle
+from retrievers.together import Answer, search_batches, settle
 
 __all__ = ["RemotePages", "RemoteRetriever", "parse_hits", "sendable"]
 
@@ -84,19 +84,19 @@ class RemoteRetriever:
         Equal queries are asked once.
 
         Raises:
-            PartlyFailed: a request got no usable answer from any server.
+            PartlyFailed: a query got no usable answer from any server; it has the others'.
             ToolError: the address is wrong, or what answers there is no retrieval server.
         """
         unique = list(dict.fromkeys(map(sendable, queries)))
         size = self._batch_size
         batches = [unique[start : start + size] for start in range(0, len(unique), size)]
         found = search_batches(lambda batch: self._ask(batch, topk), batches, self._concurrency)
-        return settle([sendable(query) for query in queries], found)
+        return settle([found[sendable(query)] for query in queries])
 
-    def _ask(self, batch: Sequence[str], topk: int) -> list[list[Document]]:
+    def _ask(self, batch: Sequence[str], topk: int) -> list[Answer]:
         body = {"queries": batch, "topk": topk, "return_scores": True}
         elements, server = _result(self._pool, body, len(batch), self._store)
-        return [parse_hits(element, server)[:topk] for element in elements]
+        return [_answer(element, server, topk) for element in elements]
 
 
 class RemotePages:
@@ -153,11 +153,30 @@ def _result(
             raise ToolError(f"{server}: answered {len(result)} results, {expected} were asked for")
         return result, server
 
+    def ask_to_record() -> bytes:
+        result, server = ask()
+        for element in result:
+            _check_searched(element, server)
+        return json.dumps([result, server]).encode()
+
     if store is None:
         return ask()
     key = request_key("POST", " ".join(pool.urls), body=body)
-    result, server = json.loads(store.fetch(key, lambda: json.dumps(ask()).encode()))
+    result, server = json.loads(store.fetch(key, ask_to_record))
     return result, server
+
+
+def _answer(element: Any, server: str, topk: int) -> Answer:
+    try:
+        return parse_hits(element, server)[:topk]
+    except CallFailed as failure:
+        return failure
+
+
+def _check_searched(element: Any, server: str) -> None:
+    """Raise CallFailed if the server says of one query that its own search failed."""
+    if isinstance(element, str) and element.strip().startswith(_SEARCH_FAILED):
+        raise CallFailed("transient", f"{server}: {' '.join(element.split())[:200]}")
 
 
 def parse_hits(element: Any, server: str) -> list[Document]:
@@ -172,9 +191,8 @@ def parse_hits(element: Any, server: str) -> list[Document]:
         ToolError: another shape.
     """
     if isinstance(element, str):
+        _check_searched(element, server)
         text = element.strip()
-        if text.startswith(_SEARCH_FAILED):
-            raise CallFailed("transient", f"{server}: {text[:200]}")
         return [] if text in ("", _NOTHING_FOUND) else [_document(text, {}, None)]
     if not isinstance(element, list):
         raise _unknown(element, server)

@@ -16,10 +16,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ModelError, ToolError
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
 from retrievers.corpus import plain_text
 from retrievers.encoders import check_device
+from retrievers.together import answers_of, settle
 
 __all__ = ["RerankRetriever"]
 
@@ -79,17 +81,24 @@ class RerankRetriever:
         """For each query its own documents with the highest scores, at most ``topk``.
 
         Equal scores stay in the order of the first retriever.
+
+        Raises:
+            PartlyFailed: the first retriever gave no answer to a query.
         """
-        found = self._retriever.search(queries, max(self._depth, topk))
+        found = answers_of(self._retriever, queries, max(self._depth, topk))
         pairs = [
-            [(plain_text(query), plain_text(document.contents)) for document in documents]
-            for query, documents in zip(queries, found, strict=True)
+            [] if isinstance(answer, CallFailed) else [_pair(query, each) for each in answer]
+            for query, answer in zip(queries, found, strict=True)
         ]
         scores = self._scores({pair for each in pairs for pair in each})
-        return [
-            _best(documents, [scores[pair] for pair in each], topk)
-            for documents, each in zip(found, pairs, strict=True)
-        ]
+        return settle(
+            [
+                answer
+                if isinstance(answer, CallFailed)
+                else _best(answer, [scores[pair] for pair in each], topk)
+                for answer, each in zip(found, pairs, strict=True)
+            ]
+        )
 
     def _scores(self, pairs: set[tuple[str, str]]) -> dict[tuple[str, str], float]:
         """Pairs of like length go through the model together; the batches are reproducible."""
@@ -112,6 +121,10 @@ class RerankRetriever:
         )
         logits = self._model(**tokens.to(self._device)).logits.float().cpu()
         return (logits[:, -1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0]).tolist()
+
+
+def _pair(query: str, document: Document) -> tuple[str, str]:
+    return plain_text(query), plain_text(document.contents)
 
 
 def _best(documents: Sequence[Document], scores: Sequence[float], topk: int) -> list[Document]:

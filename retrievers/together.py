@@ -1,12 +1,13 @@
 """Several queries at once, of which some may fail."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
+from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
 
-__all__ = ["Answer", "PartlyFailed", "search_batches", "settle"]
+__all__ = ["Answer", "PartlyFailed", "answers_of", "search_batches", "settle"]
 
 Answer = list[Document] | CallFailed
 """What one query found, or why it found nothing."""
@@ -28,12 +29,29 @@ class PartlyFailed(CallFailed):
         self.answers = tuple(answers)
 
 
+def answers_of(retriever: Retriever, queries: Sequence[str], topk: int) -> Sequence[Answer]:
+    """What a retriever finds for each query; a query that fails spoils no other one's answer.
+
+    Raises:
+        ToolError: it is misconfigured, or its quota is used up.
+    """
+    try:
+        return retriever.search(queries, topk)
+    except PartlyFailed as error:
+        return error.answers
+    except CallFailed as error:
+        return [error] * len(queries)
+
+
 def search_batches(
-    search: Callable[[Sequence[str]], list[list[Document]]],
+    search: Callable[[Sequence[str]], Sequence[Answer]],
     batches: Sequence[Sequence[str]],
     concurrency: int,
 ) -> dict[str, Answer]:
     """The answer to each query of each batch, ``concurrency`` batches at a time.
+
+    A batch that is refused (``bad_arguments``) is asked again in halves: it may be one query's
+    doing.
 
     Raises:
         ToolError: what ``search`` raised; batches that have not begun are not searched.
@@ -43,6 +61,9 @@ def search_batches(
         try:
             return search(batch)
         except CallFailed as failure:
+            if failure.kind == "bad_arguments" and len(batch) > 1:
+                half = len(batch) // 2
+                return [*one(batch[:half]), *one(batch[half:])]
             return [failure] * len(batch)
 
     if len(batches) < 2:  # needs no thread
@@ -56,13 +77,12 @@ def search_batches(
     }
 
 
-def settle(queries: Sequence[str], found: Mapping[str, Answer]) -> list[list[Document]]:
-    """The documents of each query, in order.
+def settle(answers: Sequence[Answer]) -> list[list[Document]]:
+    """The documents of each query.
 
     Raises:
         PartlyFailed: one of them has none.
     """
-    answers = [found[query] for query in queries]
     documents = [answer for answer in answers if not isinstance(answer, CallFailed)]
     if len(documents) < len(answers):
         raise PartlyFailed(answers)

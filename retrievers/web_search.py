@@ -94,7 +94,7 @@ class WebSearch(ABC):
         unique = [query for query in dict.fromkeys(asked) if query]
         batches = [[query] for query in unique]
         found = search_batches(lambda b: [self._one(b[0], topk)], batches, self._concurrency)
-        return settle(asked, {"": [], **found})
+        return settle([found[query] if query else [] for query in asked])
 
     def _one(self, query: str, topk: int) -> list[Document]:
         unique: dict[str, Document] = {}

@@ -124,6 +124,14 @@ BUILD = ["index", "build", "bm25", "--corpus", "{corpus}", "--out", "{out}"]
             ["data", "prepare", "webdancer", "{corpus}", "--out", "{out}"],
             "field 'answer' is missing",
         ),
+        (
+            ["data", "prepare", "webdancer", "{corpus}", "--out", "{corpus}"],
+            "corpus.jsonl is also an input or another output",
+        ),
+        (
+            ["data", "prepare", "webdancer", "x", "--out", "{out}", "--parquet", "{out}"],
+            "is also an input or another output",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, capsys, arguments, says) -> None:

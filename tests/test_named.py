@@ -56,12 +56,22 @@ def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:
         ({"class": HERE, "left": 1, "up": 2}, "unexpected keyword argument 'up'"),
         ({"class": HERE, "left": [{"class": HERE}]}, "missing a required argument"),
         ({"class": HERE, "left": {"function": "x"}}, "write module:name"),
+        ({"class": HERE, "left": {"class": 5}}, "5: write module:name"),
+        ({"class": ".tests:Pair"}, "cannot find '.tests:Pair'"),
+        ({"class": "builtins:dict", "a": 1}, "no signature found"),
     ],
 )
 def test_what_cannot_be_built_is_one_line_before_anything_is(spec: Any, says: str) -> None:
     for attempt in (check_constructible, constructed):
         with pytest.raises(ConfigError, match=says):
             attempt(spec)
+
+
+def test_a_value_that_the_class_cannot_use_is_one_line() -> None:
+    spec = {"class": "graphpo_agent.net.client:Limits", "tries": "many"}
+    check_constructible(spec)
+    with pytest.raises(ConfigError, match="client:Limits cannot be built so"):
+        constructed(spec)
 
 
 def test_an_object_that_is_not_called_so_is_refused() -> None:

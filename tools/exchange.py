@@ -12,6 +12,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import DecodeError, HTTPError
 from urllib3.response import BaseHTTPResponse
 
+from graphpo_agent.net.alarm import alarm
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.reply import Reply
 from tools.addresses import WebAddress
@@ -175,13 +176,10 @@ def _shut_down_at(deadline: Deadline, connected: socket.socket) -> Iterator[None
         with contextlib.suppress(OSError):
             handle.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(deadline.left(), shut_down)
-    timer.daemon = True
-    timer.start()
     try:
-        yield
+        with alarm(deadline.left(), shut_down):
+            yield
     finally:
-        timer.cancel()
         handle.close()
 
 

@@ -10,11 +10,11 @@ import queue
 import struct
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.alarm import alarm
 from graphpo_agent.net.failures import CallFailed
 from tools.exchange import Deadline
 
@@ -113,13 +113,10 @@ class _Worker:
     def _converse(self, message: bytes, seconds: float) -> bytes | None:
         """Send bytes and read one message; None: the process is gone before it answered."""
         answer = None
-        killer = threading.Timer(seconds, self._process.kill)
-        killer.daemon = True
-        killer.start()
         try:
-            answer = _send_and_read(self._process, message)
+            with alarm(seconds, self._process.kill):
+                answer = _send_and_read(self._process, message)
         finally:
-            killer.cancel()
             if answer is None:
                 self._stop()
         return answer

@@ -8,7 +8,7 @@ from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document, Finding, ToolResult
-from retrievers.together import Answer, PartlyFailed
+from retrievers.together import Answer, answers_of
 from tools.limits import check_counts
 
 __all__ = ["SearchTool"]
@@ -81,12 +81,7 @@ class SearchTool:
 
     def _search(self, queries: Sequence[str]) -> Sequence[Answer]:
         """For each query what it found, blocked documents left out, or why it found nothing."""
-        try:
-            answers: Sequence[Answer] = self._retriever.search(queries, self._topk)
-        except PartlyFailed as error:
-            answers = error.answers
-        except CallFailed as error:
-            answers = [error] * len(queries)
+        answers = answers_of(self._retriever, queries, self._topk)
         return [each if isinstance(each, CallFailed) else self._allowed(each) for each in answers]
 
     def _allowed(self, documents: Sequence[Document]) -> list[Document]:

@@ -40,9 +40,10 @@ class VisitTool:
     r"""A ``Tool`` that reads pages. The pages of all calls are read at once, each one time.
 
     A call's findings are its pages that could be read, in request order, each with one document
-    whose id and url are the address as asked for. ``text`` has a line for each page that could
-    not be read; when there was no other, the call failed: of the kind that is the least the
-    policy's fault.
+    whose url is the address as asked for; its id tells the page, and what was taken from it for a
+    goal, from a search result of the same address. ``text`` has a line for each page that could not
+    be read; when there was no other, the call failed: of the kind that is the least the policy's
+    fault.
 
     Example::
 
@@ -157,14 +158,16 @@ class VisitTool:
 
     def _shown(self, page: Document, goal: str) -> _Page:
         """What an agent sees of a page: the evidence for its goal, or the text, cut to size."""
-        text = page.text
+        text, identifier = page.text, f"page {page.id}"
         if self._extractor is not None:
             try:
                 evidence = self._extractor.extract(text, goal)
             except CallFailed as error:
                 return error
             text = text if evidence is None else evidence.text
-        return replace(page, contents=f"{page.title}\n{text[: self._max_characters]}")
+            identifier += f" for {goal}"
+        shown = f"{page.title}\n{text[: self._max_characters]}"
+        return replace(page, id=identifier, contents=shown)
 
 
 def _result(pages: Mapping[str, _Page]) -> ToolResult:

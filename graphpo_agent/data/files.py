@@ -1,7 +1,6 @@
 """The rows of a public data file as it was published: JSON lines, a JSON array, CSV or parquet."""
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphpo_agent.data.jsonl import read_rows
+from graphpo_agent.data.jsonl import checked_row, parse_json, read_rows
 from graphpo_agent.errors import DataError
 
 __all__ = ["Row", "read_data_file"]
@@ -54,16 +53,12 @@ def _first_character(path: Path) -> bytes:
 
 def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
     try:
-        values = json.loads(path.read_bytes())
+        text = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
-    except ValueError as error:
-        raise DataError(f"{path}: not valid JSON ({error})") from error
-    for number, value in enumerate(values, start=1):
+    for number, value in enumerate(parse_json(str(path), text), start=1):
         place = f"{path}: row {number}"
-        if not isinstance(value, dict):
-            raise DataError(f"{place}: expected a JSON object, found {type(value).__name__}")
-        yield place, value
+        yield place, checked_row(place, value, b"\\u" in text)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -71,7 +66,10 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.DictReader(file), start=1):
-                yield f"{path}: row {number}", row
+                place = f"{path}: row {number}"
+                if None in row:
+                    raise DataError(f"{place}: has more cells than the header; quote its commas")
+                yield place, row
     except OSError as error:
         raise _unreadable(path, error) from error
     except (csv.Error, UnicodeDecodeError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 from graphpo_agent.errors import DataError
 
-__all__ = ["read_rows", "write_rows"]
+__all__ = ["checked_row", "parse_json", "read_rows", "write_rows"]
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def _refuse_constant(text: str) -> float:
@@ -37,29 +40,41 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield f"{path}:{number}", _parse(f"{path}:{number}", line)
+                    place = f"{path}:{number}"
+                    yield place, checked_row(place, parse_json(place, line), b"\\u" in line)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _parse(place: str, line: bytes) -> dict[str, Any]:
+def parse_json(place: str, text: bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        DataError: it is not JSON in UTF-8 with finite numbers, or is nested too deeply.
+    """
     try:
-        row = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite_float)
-    except ValueError as error:
+        decoded = text.decode("utf-8-sig")
+        return json.loads(decoded, parse_constant=_refuse_constant, parse_float=_finite_float)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not valid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
-    if b"\\u" in line and not _is_text(json.dumps(row, ensure_ascii=False)):
+
+
+def checked_row(place: str, value: Any, escaped: bool) -> dict[str, Any]:
+    r"""A row of a file, which must be an object whose strings can be written in UTF-8.
+
+    Args:
+        place: where it is, for the message.
+        value: what JSON made of it.
+        escaped: whether the file has ``\u`` escapes, which alone can hold half a character.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: expected a JSON object, found {type(value).__name__}")
+    if escaped and _HALF_CHARACTER.search(json.dumps(value, ensure_ascii=False)):
         raise DataError(f"{place}: holds half a character, such as \\ud800 alone; remove it")
-    return row
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return value
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

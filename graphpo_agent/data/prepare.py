@@ -155,8 +155,11 @@ def _excluded_questions(files: Iterable[Path]) -> dict[str, str]:
     """Overlap key → the first evaluation file that asks it."""
     found: dict[str, str] = {}
     for path in files:
-        for place, row in read_data_file(path):
-            found.setdefault(overlap_key(_evaluation_question(place, row)), str(path))
+        questions = [_evaluation_question(place, row) for place, row in read_data_file(path)]
+        if not questions:
+            raise DataError(f"{path}: holds no questions to exclude")
+        for question in questions:
+            found.setdefault(overlap_key(question), str(path))
     return found
 
 

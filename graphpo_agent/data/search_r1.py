@@ -51,7 +51,7 @@ def find_question(place: str, row: Mapping[str, Any]) -> str:
     if "question" in row:
         return text_field(place, row, "question")
     extra = mapping_field(place, row, "extra_info") if "extra_info" in row else {}
-    if "question" in extra:
+    if extra.get("question") is not None:  # where some rows have it, parquet gives all the field
         return text_of(place, "extra_info.question", extra["question"])
     if "prompt" not in row:
         raise DataError(f"{place}: field 'question' is missing, and so is 'prompt'")

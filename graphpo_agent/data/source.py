@@ -1,7 +1,6 @@
 """What every public data set is read into, and the checks of single fields."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,6 @@ from graphpo_agent.errors import DataError
 from graphpo_agent.types import Message, Piece
 
 __all__ = ["SourceRow", "Trajectory", "answer_field", "mapping_field", "text_field", "text_of"]
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +64,13 @@ def text_of(place: str, label: str, value: Any) -> str:
     """A value, stripped, which must be a text that is not blank; ``label`` names its field.
 
     Raises:
-        DataError: it is of another type or blank, or holds half a character.
+        DataError: it is of another type or blank.
     """
     if not isinstance(value, str):
         raise DataError(f"{place}: field '{label}' must be a string, found {value!r:.40}")
     if not value.strip():
         raise DataError(f"{place}: field '{label}' must not be empty")
-    return _whole_characters(place, label, value).strip()
+    return value.strip()
 
 
 def answer_field(place: str, row: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -114,10 +111,4 @@ def _answer(place: str, name: str, value: Any) -> str:
         raise DataError(
             f"{place}: field '{name}' must hold strings or finite numbers, found {value!r:.40}"
         )
-    return _whole_characters(place, name, str(value))
-
-
-def _whole_characters(place: str, name: str, text: str) -> str:
-    if _SURROGATE.search(text):
-        raise DataError(f"{place}: field '{name}' holds half a character (a lone surrogate)")
-    return text
+    return str(value)

@@ -55,6 +55,8 @@ def write_verl_parquet(
     Raises:
         DataError: the file cannot be written.
     """
+    if not path.name:
+        raise DataError(f"{path}: cannot be written (it names no file)")
     partial = path.with_name(f".{path.name}.partial")
     rows = (_row(task, render(task), split) for task in tasks)
     try:

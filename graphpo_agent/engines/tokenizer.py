@@ -94,7 +94,11 @@ class HfTokenizer:
         return cls(tokenizer, _generation_eos_ids(name, local))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text; a control token's spelling inside it stays plain text."""
+        """Token ids of plain text; a control token's spelling inside it stays plain text.
+
+        Half of a surrogate pair, which JSON can hold but no token, becomes ``?``.
+        """
+        text = text.encode(errors="replace").decode()
         token_ids = self._encode_plain(text)
         if self._control_ids.isdisjoint(token_ids):
             return token_ids

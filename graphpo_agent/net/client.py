@@ -19,9 +19,9 @@ import requests
 from graphpo_agent.errors import QuotaError, ToolError
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.reply import Reply, Verdict, classify_json, classify_status
-from graphpo_agent.net.secrets import Redactor
+from graphpo_agent.net.secrets import Redactor, without_user
 from graphpo_agent.net.store import CallStore, request_key
-from graphpo_agent.net.transport import Broken, exchange, new_session
+from graphpo_agent.net.transport import Broken, Session, exchange
 from graphpo_agent.types import FailureKind
 
 __all__ = ["HttpService", "Limits", "Reply", "Verdict", "classify_json", "classify_status"]
@@ -131,9 +131,9 @@ class HttpService:
         self._redactor = Redactor(secrets)
         self._store = store
         self._classify = classify
-        self._sessions: queue.LifoQueue[requests.Session] = queue.LifoQueue()
+        self._sessions: queue.LifoQueue[Session] = queue.LifoQueue()
         for _ in range(self._limits.concurrency):
-            self._sessions.put(new_session())
+            self._sessions.put(Session())
         self._pace = _Pace(self._limits.per_second)
         self._random = random.Random()
 
@@ -160,7 +160,7 @@ class HttpService:
             QuotaError: the service is used up.
             ToolError: key, address or another setting is wrong, or the store fails.
         """
-        shown = self._redactor.text(url)
+        shown = self._redactor.text(without_user(url))
         where = f"{self._name}: {method} {shown[:_SHOWN_CHARACTERS]}"
         request = self._prepare(method, url, params, body, headers, where)
         if self._store is None:
@@ -212,7 +212,7 @@ class HttpService:
             self._sessions.put(session)
 
     def _ask_repeatedly(
-        self, session: requests.Session, request: requests.PreparedRequest, where: str
+        self, session: Session, request: requests.PreparedRequest, where: str
     ) -> Reply:
         time.sleep(self._pace.wait_s())
         deadline = time.monotonic() + self._limits.deadline_s
@@ -232,7 +232,7 @@ class HttpService:
             time.sleep(wait)
 
     def _try(
-        self, session: requests.Session, request: requests.PreparedRequest, left: float, where: str
+        self, session: Session, request: requests.PreparedRequest, left: float, where: str
     ) -> Reply | _Failure:
         reply = exchange(session, request, max(left, _SHORTEST_S), self._limits.max_bytes)
         if isinstance(reply, Broken):

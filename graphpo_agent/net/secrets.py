@@ -8,11 +8,12 @@ from urllib.parse import quote, quote_plus
 
 from graphpo_agent.errors import ToolError
 
-__all__ = ["Redactor", "secret_from_env"]
+__all__ = ["Redactor", "secret_from_env", "without_user"]
 
 _MIN_LENGTH = 8
 """Shorter values are placeholders such as ``EMPTY``; blotting them out would spoil plain text."""
 _BLOT = "***"
+_USER = re.compile(r"(?<=//)[^/?#]*@|^[^/?#]*@")
 
 
 def secret_from_env(name: str) -> str:
@@ -33,6 +34,14 @@ def secret_from_env(name: str) -> str:
             "copy the key again"
         )
     return value
+
+
+def without_user(url: str) -> str:
+    """An address whose user name and password are blotted out.
+
+    Example: ``without_user("http://me:secret@host/a")`` is ``"http://***@host/a"``.
+    """
+    return _USER.sub(f"{_BLOT}@", url)
 
 
 class Redactor:

@@ -1,7 +1,7 @@
 """One HTTP exchange that ends in time and in bounded memory, whatever the server does.
 
 ``requests`` limits each read, so a server that sends a byte now and then is never stopped. Here a
-timer shuts the socket down when the exchange has had its time.
+watchdog shuts the socket down when the exchange has had its time.
 """
 
 import socket
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 import urllib3
@@ -17,9 +18,10 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
+from graphpo_agent.net.alarm import alarm
 from graphpo_agent.net.reply import Reply, Verdict
 
-__all__ = ["Broken", "exchange", "new_session"]
+__all__ = ["Broken", "Session", "exchange"]
 
 _CONNECT_S = 10.0
 """For each address of a host."""
@@ -50,23 +52,10 @@ class _Watchdog:
         barked: whether it did.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         self.barked = False
         self._socket: socket.socket | None = None
-        self._ended = False
         self._lock = threading.Lock()
-        self._timer = threading.Timer(seconds, self._bark)
-        self._timer.daemon = True
-
-    def __enter__(self) -> "_Watchdog":
-        _watch.dog = self
-        self._timer.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self._ended = True
 
     def guard(self, sock: socket.socket) -> None:
         """Watch this socket from now on."""
@@ -75,10 +64,9 @@ class _Watchdog:
             if self.barked:
                 _shut_down(sock)
 
-    def _bark(self) -> None:
+    def bark(self) -> None:
+        """The time is over."""
         with self._lock:
-            if self._ended:
-                return
             self.barked = True
             if self._socket is not None:
                 _shut_down(self._socket)
@@ -140,16 +128,28 @@ class _GuardedAdapter(HTTPAdapter):
         return manager
 
 
-def new_session() -> requests.Session:
-    """Connections that are kept open, for one thread at a time."""
-    session = requests.Session()
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, _GuardedAdapter(pool_connections=4, pool_maxsize=1))
-    return session
+class Session(requests.Session):
+    """Connections that are kept open, for one thread at a time.
+
+    The proxies and certificate bundles that the environment names for a host are looked up once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for scheme in _POOLS:
+            self.mount(f"{scheme}://", _GuardedAdapter(pool_connections=4, pool_maxsize=1))
+        self._settings: dict[tuple[str, str], Any] = {}
+
+    def environment(self, url: str) -> Mapping[str, Any]:
+        """What ``send`` is to be told for an address."""
+        host = urlsplit(url)[:2]
+        if host not in self._settings:
+            self._settings[host] = self.merge_environment_settings(url, {}, True, None, None)
+        return self._settings[host]
 
 
 def exchange(
-    session: requests.Session, request: requests.PreparedRequest, seconds: float, max_bytes: int
+    session: Session, request: requests.PreparedRequest, seconds: float, max_bytes: int
 ) -> Reply | Broken:
     """Send a request and read the whole reply; redirects are not followed.
 
@@ -158,17 +158,18 @@ def exchange(
     Looking up a host's name has the limits of the system's resolver.
 
     Args:
-        session: from ``new_session``.
+        session: of no other exchange at this moment.
         request: prepared.
         seconds: for everything from here to the last byte.
         max_bytes: of the body, decompressed.
     """
     assert request.url is not None
-    settings = session.merge_environment_settings(request.url, {}, True, None, None)
+    settings = session.environment(request.url)
     # A connection being made is not guarded yet; reads are, and sooner than this time-out.
     timeout = (min(seconds, _CONNECT_S), seconds + 1.0)
     outcome: Reply | Broken
-    with _Watchdog(seconds) as dog:
+    dog = _watch.dog = _Watchdog()
+    with alarm(seconds, dog.bark):
         try:
             with session.send(
                 request, timeout=timeout, allow_redirects=False, **settings

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, get_args
 
-from graphpo_agent.errors import RewardError
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.net.chat import without_thinking
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
+from graphpo_agent.rewards.qa import check_unit
 from graphpo_agent.types import Message, Outcome, Task
 
 __all__ = ["Judge", "JudgeVerdict", "judge_messages", "parse_verdict"]
@@ -38,8 +39,8 @@ _REMINDER = (
     'That reply holds no verdict. Reply with nothing but {"verdict": "correct"} or '
     '{"verdict": "incorrect"}.'
 )
-_FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
-_LINE = re.compile(r"""[\s*_`"'#>-]*verdict[\s*_`"']*[:：][\s*_`"']*(\w+)[\s*_`"'.]*""", re.I)
+_FENCED = re.compile(r"```(?:json)?(.*)```", re.DOTALL)
+_LINE = re.compile(r"""[\s*_`"'#>-]*verdict[\s*_`"']*[:：][\s*_`"']*([a-z]+)[\s*_`"'.]*""", re.I)
 _REMEMBERED = 100_000
 """Verdicts kept in memory; the oldest are forgotten."""
 
@@ -74,10 +75,11 @@ class Judge:
             unjudged_reward: of an answer without a verdict, in [0, 1].
 
         Raises:
-            RewardError: ``unjudged_reward`` is outside [0, 1].
+            ConfigError: ``chat`` has no reply method, or ``unjudged_reward`` is outside [0, 1].
         """
-        if not 0.0 <= unjudged_reward <= 1.0:
-            raise RewardError(f"unjudged_reward is {unjudged_reward}; it must be in [0, 1]")
+        if not isinstance(chat, ChatModel):
+            raise ConfigError(f"Judge: chat must be a chat model, found {chat!r:.60}")
+        check_unit("unjudged_reward", unjudged_reward)
         self._chat = chat
         self._max_tokens = max_tokens
         self._unjudged_reward = unjudged_reward

@@ -21,6 +21,7 @@ __all__ = [
     "answer_contains",
     "answer_equals",
     "answer_f1",
+    "check_unit",
     "exact_match",
     "normalize_answer",
     "substring_match",
@@ -96,6 +97,16 @@ def token_f1(task: Task, outcome: Outcome) -> float:
     return 0.0 if outcome.answer is None else answer_f1(outcome.answer, task.answers)
 
 
+def check_unit(name: str, value: float) -> None:
+    """Check a setting of a reward that a configuration gives.
+
+    Raises:
+        ConfigError: it is no number in [0, 1].
+    """
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be a number in [0, 1], found {value!r:.40}")
+
+
 class Binarize:
     """1 where another reward reaches a threshold, else 0; a ``RewardFn``.
 
@@ -116,8 +127,9 @@ class Binarize:
         """
         if not callable(reward):
             raise ConfigError(f"Binarize: reward must be a reward function, found {reward!r:.60}")
-        if not 0 < threshold <= 1:
-            raise ConfigError(f"Binarize: threshold must be in (0, 1], found {threshold}")
+        check_unit("Binarize: threshold", threshold)
+        if threshold == 0:
+            raise ConfigError("Binarize: threshold must be above 0, or every reward would be 1")
         self._reward = reward
         self._threshold = threshold
 

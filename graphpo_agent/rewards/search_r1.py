@@ -8,11 +8,10 @@ A path is *well formed* where every turn is one ``<think>`` element and one acti
 import re
 from collections.abc import Sequence
 
-from graphpo_agent.errors import ConfigError
-from graphpo_agent.rewards.qa import answer_equals, normalize_answer
+from graphpo_agent.rewards.qa import answer_equals, check_unit, normalize_answer
 from graphpo_agent.types import Outcome, Task
 
-__all__ = ["SearchR1Reward", "check_score", "is_retrieved", "is_well_formed", "tag_letters"]
+__all__ = ["SearchR1Reward", "is_retrieved", "is_well_formed", "tag_letters"]
 
 _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
 _SEARCH_TURN = re.compile("Tx?tSx?s")
@@ -52,12 +51,6 @@ def is_retrieved(task: Task, outcome: Outcome) -> bool:
     return any(gold in text for text in texts for gold in golds)
 
 
-def check_score(name: str, value: float) -> None:
-    """Raise ConfigError unless a format score is in [0, 1]."""
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be in [0, 1], found {value}")
-
-
 class SearchR1Reward:
     """Exact match with Search-R1's format terms; a ``RewardFn``.
 
@@ -86,10 +79,10 @@ class SearchR1Reward:
         Raises:
             ConfigError: a term outside [0, 1], or structure and retrieval above 1 together.
         """
-        check_score("structure_format_score", structure_format_score)
-        check_score("final_format_score", final_format_score)
-        check_score("retrieval_score", retrieval_score)
-        check_score(
+        check_unit("structure_format_score", structure_format_score)
+        check_unit("final_format_score", final_format_score)
+        check_unit("retrieval_score", retrieval_score)
+        check_unit(
             "structure_format_score + retrieval_score", structure_format_score + retrieval_score
         )
         self._structure = structure_format_score

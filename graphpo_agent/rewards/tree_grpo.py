@@ -5,8 +5,8 @@ else, web agents among it, by this. ``graphpo_agent.rewards.transcripts`` has th
 a whole transcript instead.
 """
 
-from graphpo_agent.rewards.qa import answer_f1
-from graphpo_agent.rewards.search_r1 import check_score, is_retrieved, is_well_formed
+from graphpo_agent.rewards.qa import answer_f1, check_unit
+from graphpo_agent.rewards.search_r1 import is_retrieved, is_well_formed
 from graphpo_agent.types import Outcome, Task
 
 __all__ = ["TreeGrpoReward"]
@@ -35,9 +35,9 @@ class TreeGrpoReward:
         Raises:
             ConfigError: a term outside [0, 1], or both above 1 together.
         """
-        check_score("structure_format_score", structure_format_score)
-        check_score("retrieval_score", retrieval_score)
-        check_score(
+        check_unit("structure_format_score", structure_format_score)
+        check_unit("retrieval_score", retrieval_score)
+        check_unit(
             "structure_format_score + retrieval_score", structure_format_score + retrieval_score
         )
         self._structure = structure_format_score

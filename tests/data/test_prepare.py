@@ -143,6 +143,9 @@ def test_an_unknown_kind_and_an_empty_result(tmp_path: Path) -> None:
         prepare("gsm8k", [path])
     with pytest.raises(DataError, match="no task is left of 1 rows"):
         prepare("asearcher", [path], exclude=[path])
+    empty = lines(tmp_path / "e.jsonl")
+    with pytest.raises(DataError, match=r"e[.]jsonl: holds no questions to exclude"):
+        prepare("asearcher", [path], exclude=[empty])
 
 
 def test_what_was_prepared_is_written_and_read_back(tmp_path: Path) -> None:

@@ -93,6 +93,13 @@ def test_search_r1_parquet(
     assert task.metadata == {"source": source}
 
 
+def test_a_question_that_only_other_rows_have_beside_the_prompt(tmp_path: Path) -> None:
+    extras = [{"index": 1, "question": None}, {"index": 2, "question": "so who?"}]
+    rows = [{**TRAINING, "extra_info": extra} for extra in extras]
+    prepared = prepare("search-r1", [parquet(tmp_path / "t.parquet", *rows)])
+    assert [task.question for task in prepared.tasks] == ["who?", "so who?"]
+
+
 def test_a_target_may_be_one_string(tmp_path: Path) -> None:
     model = {"style": "rule", "ground_truth": {"target": "Ola Brand"}}
     path = parquet(tmp_path / "t.parquet", {**TRAINING, "reward_model": model})
@@ -242,6 +249,25 @@ def test_a_file_that_is_missing_or_not_what_it_says(tmp_path: Path, name: str) -
         list(read_data_file(path))
 
 
-def test_an_array_holds_objects(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 2: expected a JSON object, found int"):
-        list(read_data_file(lines(tmp_path / "r.json", [{}, 3])))
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(3, "expected a JSON object, found int"), ({"id": "\ud800"}, "holds half a character")],
+)
+def test_an_array_holds_objects_of_whole_characters(tmp_path: Path, value: Any, says: str) -> None:
+    with pytest.raises(DataError, match=f"row 2: {says}"):
+        list(read_data_file(lines(tmp_path / "r.json", [{}, value])))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deep.json", b"[" * 100_000),
+        ("deep.jsonl", b'{"a":' * 100_000),
+        ("half.jsonl", b'{"id": "\xed\xa0\x80"}'),
+        ("two.csv", b"question,answer\nwho, or what?,Ola\n"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_as_it_is(tmp_path: Path, name: str, text: bytes) -> None:
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(DataError, match=r"not valid JSON|row 1: has more cells than the header"):
+        list(read_data_file(tmp_path / name))

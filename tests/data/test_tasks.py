@@ -120,7 +120,9 @@ def test_a_bad_task_names_file_line_and_field(tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["[1]", '"text"', "{", '{"id": "\\ud800"}', '{"id": 1e999}', "\x00"])
+@pytest.mark.parametrize(
+    "line", ["[1]", '"text"', "{", '{"id": "\\ud800"}', '{"id": 1e999}', "\x00"]
+)
 def test_a_line_that_is_no_object_of_finite_numbers_is_refused(tmp_path, line):
     with pytest.raises(DataError, match=r"t\.jsonl:1: "):
         load_tasks(write_lines(tmp_path / "t.jsonl", line))
@@ -130,7 +132,7 @@ def test_several_files_are_one_list_without_repeated_ids(tmp_path):
     one = write_lines(tmp_path / "one.jsonl", json.dumps(GOOD_TASK))
     two = write_lines(tmp_path / "two.jsonl", json.dumps(GOOD_TASK | {"id": "z"}))
     assert [task.id for task in load_tasks(one, two)] == [GOOD_TASK["id"], "z"]
-    with pytest.raises(DataError, match=rf"two\.jsonl:1: field 'id' repeats 'z' of .*two\.jsonl:1"):
+    with pytest.raises(DataError, match=r"two\.jsonl:1: field 'id' repeats 'z' of .*two\.jsonl:1"):
         load_tasks(one, two, two)
 
 

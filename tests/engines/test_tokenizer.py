@@ -19,6 +19,11 @@ def test_text_round_trips_and_never_becomes_a_control_token(tokenizer):
     assert tokenizer.decode(token_ids) == text
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark(tokenizer):
+    assert tokenizer.decode(tokenizer.encode("a \ud83d b")) == "a ? b"
+    assert tokenizer.decode(tokenizer.encode("\U0001f600")) == "\U0001f600"
+
+
 def test_control_tokens_are_left_out_of_decoded_text_and_tags_stay(tokenizer):
     tag = tokenizer.encode("<answer>")
     assert len(tag) == 1
@@ -101,6 +106,61 @@ def test_a_turn_break_is_what_the_chat_template_writes_around_a_reply(tokenizer,
         whole = [*prompt, *own, *around.opening, *observed, *around.closing]
         assert whole == expected["input_ids"]
     assert tokenizer.turn_break("tool") != tokenizer.turn_break("user")
+
+
+OWN_SYSTEM_MESSAGE = """
+{%- if messages[0].role != "system" %}<|im_start|>system
+You are a model.<|im_end|>
+{% endif %}"""
+TOOL_REPLIES = """
+{%- elif m.role == "tool" %}
+    {%- if messages[loop.index0 - 1].role != "tool" %}{{ "<|im_start|>user" }}{% endif %}
+    {{- "\n<tool_response>\n" + m.content + "\n</tool_response>" }}
+    {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}{{ "<|im_end|>\n" }}{% endif %}
+{%- else %}{{ "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}"""
+DEFAULT_SYSTEM = OWN_SYSTEM_MESSAGE + "{%- for m in messages %}{% if false %}" + TOOL_REPLIES
+THOUGHTS_SINCE_THE_QUESTION = (
+    """
+{%- set asked = namespace(at=-1) %}
+{%- for m in messages %}
+    {%- if m.role == "user" and not m.content.startswith("<tool_response>") %}
+        {%- set asked.at = loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+{%- if m.role == "assistant" and ("</think>" in m.content or loop.last) %}
+    {%- set content = m.content.split("</think>")[-1].lstrip("\n") %}
+    {%- set thought = m.content.split("</think>")[0].split("<think>")[-1].strip("\n") %}
+    {{- "<|im_start|>assistant\n" }}
+    {%- if loop.index0 > asked.at %}{{ "<think>\n" + thought + "\n</think>\n\n" }}{% endif %}
+    {{- content + "<|im_end|>\n" }}"""
+    + TOOL_REPLIES
+)
+
+
+@pytest.mark.parametrize("template", [DEFAULT_SYSTEM, THOUGHTS_SINCE_THE_QUESTION])
+def test_a_path_is_the_conversation_that_a_published_template_writes(
+    template, tokenizer_dir, tmp_path
+):
+    """Templates with the features of Qwen2.5's and Qwen3's: a reply can be of either role."""
+    directory = shutil.copytree(tokenizer_dir, tmp_path / "model")
+    (directory / "chat_template.jinja").write_text(template)
+    tokenizer = HfTokenizer.load(str(directory))
+    reference = AutoTokenizer.from_pretrained(directory)
+    messages = [{"role": "user", "content": "who?"}]
+    path = tokenizer.render(messages)
+    for role in ("user", "tool", "user"):
+        turn = "<think>\nkaro\n</think>\n\n<search> karo </search>"
+        reply = "<tool_response>\n1987\n</tool_response>" if role == "user" else "1987"
+        around = tokenizer.turn_break(role)
+        path += [*tokenizer.encode(turn), *around.opening, *tokenizer.encode(reply)]
+        path += around.closing
+        messages += [{"role": "assistant", "content": turn}, {"role": role, "content": reply}]
+    expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert reference.decode(path) == expected
+    assert expected.count("<|im_start|>system") == (template is DEFAULT_SYSTEM)
 
 
 def test_without_a_chat_template_a_turn_break_is_a_line_break(tokenizer_dir, tmp_path):

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.types import Document
 from retrievers.bm25 import Bm25Retriever, build_bm25
 from retrievers.hybrid import HybridRetriever, fuse
+from retrievers.together import PartlyFailed, settle
 from tests.retrievers.samples import passages, write_corpus
 
 
@@ -53,6 +55,34 @@ def test_each_query_has_its_own_ranking_and_depth_is_at_least_topk():
     assert len(hybrid.search(["x"], 9)[0]) == 2
     assert first.depths == second.depths == [5, 9]
     assert hybrid.search([], 3) == []
+
+
+class Failing(Fixed):
+    """Gives no answer to the query ``down``, in one of the two ways."""
+
+    def search(self, queries, topk):
+        if queries == ["down"]:
+            raise CallFailed("rate_limit", "later")
+        found = super().search(queries, topk)
+        answers = [
+            CallFailed("rate_limit", "later") if q == "down" else f
+            for q, f in zip(queries, found, strict=True)
+        ]
+        return settle(answers)
+
+
+@pytest.mark.parametrize("failing_first", [True, False])
+def test_a_query_that_one_of_them_fails_at_fails_alone(failing_first):
+    parts = [Failing("a", "b", "c"), Fixed("c", "b")]
+    hybrid = HybridRetriever(parts if failing_first else parts[::-1], depth=5)
+    with pytest.raises(PartlyFailed) as caught:
+        hybrid.search(["x", "down", "y"], 2)
+    first, second, third = caught.value.answers
+    assert isinstance(second, CallFailed) and second.kind == "rate_limit"
+    assert [d.id for d in first] == [d.id for d in third]
+    assert sorted(d.id for d in first) == ["b", "c"]
+    with pytest.raises(CallFailed, match="later"):
+        hybrid.search(["down"], 2)
 
 
 def test_two_real_rankings_are_fused(tmp_path):

@@ -159,6 +159,33 @@ def test_a_batch_that_fails_does_not_cost_the_others_their_answers():
     assert isinstance(second, CallFailed)
 
 
+def test_a_query_that_the_server_refuses_or_fails_at_costs_the_others_of_its_request_nothing():
+    def answer(asked):
+        queries = asked.body["queries"]
+        if "long" in queries:
+            return 422, b"too long"
+        return 200, {
+            "result": [[q] if q != "down" else f"Search failed for query: {q}" for q in queries]
+        }
+
+    queries = ["a", "b", "long", "c", "down", "d", "a"]
+    with canned(answer) as server, pytest.raises(PartlyFailed, match="422: too long") as caught:
+        RemoteRetriever(server.url, tries=1).search(queries, topk=1)
+    found = dict(zip(queries, caught.value.answers, strict=True))
+    kinds = {query: each.kind for query, each in found.items() if isinstance(each, CallFailed)}
+    assert kinds == {"long": "bad_arguments", "down": "transient"}
+    assert {query: found[query][0].contents for query in "abcd"} == {q: q for q in "abcd"}
+
+
+def test_one_refused_query_of_many_costs_few_requests():
+    def answer(asked):
+        return (422, b"too long") if "17" in asked.body["queries"] else echo(asked)
+
+    with canned(answer) as server, pytest.raises(PartlyFailed):
+        RemoteRetriever(server.url).search([str(number) for number in range(64)], topk=1)
+    assert len(server.asked) == 13  # all, then both halves of what was refused, six times
+
+
 def test_a_server_that_gives_more_than_topk_is_cut():
     with canned(answers([OAK, "b", "c"])) as server:
         assert len(RemoteRetriever(server.url).search(["oak"], topk=2)[0]) == 2
@@ -170,11 +197,28 @@ def test_a_query_with_half_a_surrogate_pair_can_be_asked():
     assert found == [[Document("oak ?", "oak ?")]] * 2
 
 
-def test_a_passing_failure_is_tried_again():
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_passing_failure_is_tried_again(servers):
     replies = iter([(503, b"busy"), (200, b"{"), (200, {"result": [[OAK]]})])
     with canned(lambda asked: next(replies)) as server:
-        retriever = RemoteRetriever([server.url, server.url], tries=3)
+        retriever = RemoteRetriever([server.url] * servers, tries=3)
         assert retriever.search(["oak"], topk=1) == [[Document(OAK_ID, OAK)]]
+
+
+def test_a_failure_inside_the_server_is_not_recorded(tmp_path):
+    replies = iter([["Search failed for query: oak"], [[OAK]]])
+    with canned(lambda asked: (200, {"result": next(replies)})) as server:
+        retriever = RemoteRetriever(server.url, store=CallStore(tmp_path / "calls.sqlite"))
+        with pytest.raises(CallFailed, match="Search failed"):
+            retriever.search(["oak"], topk=1)
+        assert retriever.search(["oak"], topk=1) == [[Document(OAK_ID, OAK)]]
+
+
+def test_an_address_with_a_password_is_refused_without_showing_it():
+    for url in ("http://me:hunter2-secret@host:8000", "me:hunter2-secret@host:8000"):
+        with pytest.raises(ToolError, match="is no address") as caught:
+            RemoteRetriever(url)
+        assert "hunter2" not in str(caught.value)
 
 
 def test_a_store_answers_for_servers_that_are_gone_whatever_was_asked_together(tmp_path):

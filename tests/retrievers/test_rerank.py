@@ -5,8 +5,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from graphpo_agent.errors import ModelError, ToolError
+from graphpo_agent.net.failures import CallFailed
 from retrievers.bm25 import Bm25Retriever, build_bm25
 from retrievers.rerank import RerankRetriever
+from retrievers.together import PartlyFailed, settle
 from tests.retrievers.samples import make_encoder, passages, write_corpus
 
 QUERIES = ["alder0 birch0", "", "cedar1 alder2", "nothingknown", "alder0 birch0", "oak0 elm1"]
@@ -70,6 +72,21 @@ def test_threads_get_what_one_thread_gets(bm25, model):
 def test_very_long_queries_and_broken_text_are_cut_not_refused(bm25, model):
     query = "alder0 " * 500 + "\ud800"
     assert len(RerankRetriever(bm25, model).search([query], 3)[0]) == 3
+
+
+def test_a_query_that_the_first_retriever_fails_at_fails_alone(bm25, model):
+    class Failing:
+        def search(self, queries, topk):
+            found = bm25.search(queries, topk)
+            down = CallFailed("transient", "down")
+            return settle([down if q == "down" else f for q, f in zip(queries, found, strict=True)])
+
+    [expected] = RerankRetriever(bm25, model, depth=6).search([QUERIES[0]], 2)
+    with pytest.raises(PartlyFailed, match="down") as caught:
+        RerankRetriever(Failing(), model, depth=6).search(["down", QUERIES[0]], 2)
+    failure, found = caught.value.answers
+    assert isinstance(failure, CallFailed)
+    assert [d.id for d in found] == [d.id for d in expected]
 
 
 def test_models_that_are_no_cross_encoders_are_refused(bm25, tmp_path):

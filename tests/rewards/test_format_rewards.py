@@ -77,12 +77,14 @@ def test_a_gold_without_words_is_not_in_every_document():
     assert SearchR1Reward(0.2, 0.1, 0.3)(task, shown) == 0.2
 
 
-@pytest.mark.parametrize("terms", [(-0.1, 0.0), (0.5, 1.1), (float("nan"), 0.0), (0.6, 0.5)])
+@pytest.mark.parametrize(
+    "terms", [(-0.1, 0.0), (0.5, 1.1), (float("nan"), 0.0), (0.6, 0.5), ("2e-1", 0)]
+)
 def test_terms_that_leave_the_range_are_refused(terms):
     structure, retrieval = terms
-    with pytest.raises(ConfigError, match=r"must be in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"must be a number in \[0, 1\]"):
         SearchR1Reward(structure, 0.0, retrieval)
-    with pytest.raises(ConfigError, match=r"must be in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"must be a number in \[0, 1\]"):
         TreeGrpoReward(structure, retrieval)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpo_agent.errors import QuotaError, RewardError
+from graphpo_agent.errors import ConfigError, QuotaError
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.rewards.judge import Judge, judge_messages, parse_verdict
@@ -79,6 +79,8 @@ def year_judge(before, request):
         ('{"other": {"verdict": "correct"}}', None),
         ("<think>verdict: correct", None),
         ("[" * 100_000, None),
+        (f"```{' ' * 100_000}x", None),
+        (f"verdict:{'_' * 100_000}!", None),
     ],
 )
 def test_verdicts_are_read_strictly(reply, verdict):
@@ -213,7 +215,12 @@ def test_recorded_verdicts_need_no_judge(tmp_path):
     assert again(TASK, outcome("1987")) == 1.0
 
 
-@pytest.mark.parametrize("reward", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("reward", [-0.1, 1.5, float("nan"), "1e-1"])
 def test_senseless_reward_is_refused(reward):
-    with pytest.raises(RewardError, match="unjudged_reward"):
+    with pytest.raises(ConfigError, match="unjudged_reward must be a number in"):
         Judge(OpenAIChat("http://host/v1", "m"), unjudged_reward=reward)
+
+
+def test_what_is_no_chat_model_is_refused():
+    with pytest.raises(ConfigError, match="must be a chat model, found 'Qwen'"):
+        Judge("Qwen")  # pyright: ignore[reportArgumentType]

@@ -100,9 +100,9 @@ def test_binarize_takes_the_threshold_in():
     assert judged(Binarize(halved, threshold=1.0), "1987", "1987") == 1.0
 
 
-@pytest.mark.parametrize("threshold", [0, -0.5, 1.1, float("nan")])
+@pytest.mark.parametrize("threshold", [0, -0.5, 1.1, float("nan"), "5e-1"])
 def test_binarize_refuses_a_threshold_outside_its_range(threshold):
-    with pytest.raises(ConfigError, match=r"threshold must be in \(0, 1\]"):
+    with pytest.raises(ConfigError, match="threshold must be"):
         Binarize(token_f1, threshold=threshold)
 
 

@@ -64,7 +64,7 @@ def test_pages_are_findings_in_request_order_and_each_is_read_once():
     results = visit(reader, {"url": [B, A, B]}, {"url": A, "goal": "unused"}, {"url": f" {A} "})
     assert [[f.query for f in result.findings] for result in results] == [[B, A], [A], [A]]
     [oak] = results[1].documents
-    assert oak == Document(A, f'"{A}"\noak', url=A)
+    assert oak == Document(f"page {A}", f'"{A}"\noak', url=A)
     assert sorted(reader.read_urls) == [A, B]
     assert all(result.failure is None and result.text == "" for result in results)
 
@@ -72,7 +72,7 @@ def test_pages_are_findings_in_request_order_and_each_is_read_once():
 def test_a_page_that_fails_is_a_line_beside_the_others():
     reader = Pages(a="oak", b=CallFailed("transient", "the host is down"))
     [result] = visit(reader, {"url": [B, A, C]})
-    assert [document.id for document in result.documents] == [A]
+    assert [document.url for document in result.documents] == [A]
     assert result.failure is None
     assert result.text.splitlines() == [
         f"{B} could not be read: the host is down",
@@ -115,7 +115,7 @@ def test_arguments_that_do_not_fit_are_a_failure_of_that_call_only(call):
     reader = Pages(a="oak")
     bad, good = visit(reader, call, {"url": A})
     assert bad.failure == "bad_arguments" and bad.text
-    assert [document.id for document in good.documents] == [A]
+    assert [document.url for document in good.documents] == [A]
     assert reader.read_urls == [A]
 
 
@@ -131,6 +131,15 @@ def test_an_address_of_many_lines_is_shown_in_one():
     assert len(result.text) < 300
 
 
+def test_a_page_is_another_document_than_the_search_result_of_its_address():
+    extractor = EvidenceExtractor(Echo())
+    (whole,) = visit(Pages(a="oak"), {"url": A})
+    calls = ({"url": A, "goal": "age"}, {"url": A, "goal": "height"}, {"url": A, "goal": "age"})
+    read = [whole, *visit(Pages(a="oak"), *calls, extractor=extractor)]
+    ids = [result.documents[0].id for result in read]
+    assert A not in ids and len(set(ids)) == 3 and ids[1] == ids[3]
+
+
 def test_long_pages_are_cut():
     [result] = visit(Pages(a="0123456789"), {"url": A}, max_characters=4)
     assert result.documents[0].text == "0123"
@@ -139,7 +148,7 @@ def test_long_pages_are_cut():
 def test_blocked_pages_are_not_read():
     reader = Pages(a="oak", b="answers")
     [result] = visit(reader, {"url": [A, B]}, blocked_hosts=["b.example"])
-    assert [document.id for document in result.documents] == [A]
+    assert [document.url for document in result.documents] == [A]
     assert B in result.text
     assert reader.read_urls == [A]
 
@@ -218,7 +227,7 @@ def test_what_is_not_there_by_the_deadline_is_an_outage():
     reader = Stuck(B, a="oak", b="late", c="queued")
     tool = VisitTool(reader, deadline_s=2.0, concurrency=1)
     some, none = tool.run([{"url": [A, B, C]}, {"url": B}])
-    assert [document.id for document in some.documents] == [A]
+    assert [document.url for document in some.documents] == [A]
     assert [line.split()[0] for line in some.text.splitlines()] == [B, C]
     assert none.failure == "transient"
     reader.freed.set()

@@ -87,7 +87,7 @@ class ASearcherDialect:
     def observation(self, call: ToolCall, result: ToolResult) -> Observation:
         """What a search or an access returned, between information tags."""
         if call.tool == "access" and result.documents:
-            pieces, documents = _parts(result.documents[0].text), result.documents[:1]
+            pieces, documents = _parts(result.documents[0].contents), result.documents[:1]
         else:
             listing = lay_out(result, "asearcher")
             pieces, documents = listing.pieces, listing.documents

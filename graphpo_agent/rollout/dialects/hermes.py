@@ -48,6 +48,8 @@ _NO_ACTION = (
     "That turn held neither a tool call nor an answer. Write a JSON call inside a tag named "
     "tool_call, or the final answer inside a tag named answer, and close the tag."
 )
+_NOT_JSON = "That tool call is not valid JSON. Write one object with the keys name and arguments."
+_JSON = json.JSONDecoder(strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +154,13 @@ class HermesDialect:
         return Observation("<tool_response>\n", reason, "\n</tool_response>", role="user")
 
     def _parse_call(self, content: str) -> Action:
-        call, _, code = content.partition("<code>")
         try:
-            value = json.loads(call, strict=False)
+            value, end = _JSON.raw_decode(content)
         except (ValueError, RecursionError):
-            return InvalidAction(
-                "That tool call is not valid JSON. Write one object with the keys name and "
-                "arguments."
-            )
+            return InvalidAction(_NOT_JSON)
+        before, _, code = content[end:].partition("<code>")
+        if before.strip():
+            return InvalidAction(_NOT_JSON)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return InvalidAction("A tool call needs the key name, which names a tool.")
         name, arguments = value["name"], value.get("arguments", {})

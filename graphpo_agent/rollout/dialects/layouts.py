@@ -45,6 +45,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """Characters that JSON would write as escapes of several characters."""
 _ASEARCHER_CHARACTERS = 5000
 """Of one document, as ASearcher's agent shows it."""
+_QUERY_CHARACTERS = 200
+"""Of a query in its heading: a longer one would leave no room for what it found."""
 
 
 def lay_out(result: ToolResult, layout: Layout) -> Listing:
@@ -109,7 +111,8 @@ def _web(result: ToolResult) -> Iterator[tuple[str, Document]]:
 
 def _heading(finding: Finding) -> str:
     count = len(finding.documents)
-    return f"A Google search for '{finding.query}' found {count} results:\n\n## Web Results"
+    query = finding.query[:_QUERY_CHARACTERS]
+    return f"A Google search for '{query}' found {count} results:\n\n## Web Results"
 
 
 def _link(document: Document) -> str:

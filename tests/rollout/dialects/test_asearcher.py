@@ -87,7 +87,9 @@ def test_documents_are_listed_with_their_addresses_and_cut():
 def test_a_page_is_shown_in_numbered_parts():
     page = Document("u", "T\n" + "a" * 25_000 + "b" * 10)
     body = DIALECT.observation(ACCESS, found(page)).body
-    assert body == f">>>> Page 1 >>>>\n\n{'a' * 25_000}\n>>>> Page 2 >>>>\n\n{'b' * 10}"
+    assert body == f">>>> Page 1 >>>>\n\nT\n{'a' * 24_998}\n>>>> Page 2 >>>>\n\naa{'b' * 10}"
+    line = DIALECT.observation(ACCESS, found(Document("u", "all of it in one line"))).body
+    assert line == ">>>> Page 1 >>>>\n\nall of it in one line"
     failed = DIALECT.observation(ACCESS, ToolResult("404: not there", failure="no_result"))
     assert failed.body == "404: not there"
 

@@ -44,6 +44,10 @@ def call(text):
             ToolCall("python", {"code": 'print("</x>")'}),
         ),
         (
+            call('{"name": "search", "arguments": {"query": "the <code> tag"}}'),
+            ToolCall("search", {"query": "the <code> tag"}),
+        ),
+        (
             call('{"name": "search", "arguments": {"query": "two\nlines"}}'),
             ToolCall("search", {"query": "two\nlines"}),
         ),
@@ -69,6 +73,7 @@ def test_calls_and_answers_are_found(text, action):
         (call("{" * 5000), "not valid JSON"),
         (call('{"a":' * 50_000), "not valid JSON"),
         (call('{"name": "search", "arguments": {"n": ' + "9" * 5000 + "}}"), "not valid JSON"),
+        (call('{"name": "search"} or so'), "not valid JSON"),
         (call("[1]"), "needs the key name"),
         (call('{"name": 3}'), "needs the key name"),
         (call('{"name": "browse"}'), "no tool 'browse'. The tools are: search, python."),
@@ -155,6 +160,13 @@ def test_search_results_are_listed_by_query_with_links():
         "A Google search for 'a' found 2 results:\n\n## Web Results\n1. [T](https://a.org)\nx\n\n"
         "2. U\ny\n\n=======\n"
         "A Google search for 'b' found 1 results:\n\n## Web Results\n1. U\ny"
+    )
+
+
+def test_a_long_query_leaves_room_for_what_it_found():
+    found = Finding("q" * 5000, (Document("u", "T\nx"),))
+    assert DIALECT.observation(CALL, ToolResult(findings=(found,))).body == (
+        f"A Google search for '{'q' * 200}' found 1 results:\n\n## Web Results\n1. T\nx"
     )
 
 
