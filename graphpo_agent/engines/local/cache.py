@@ -21,7 +21,7 @@ IntArray = NDArray[np.int64]
 _FIRST_SLOTS = 4096
 _FIRST_ROWS = 16
 _COPIED_AT_ONCE = 2**11
-"""Tokens copied from the pool to a shelf in one go; what is between them stays in the caches."""
+"""Tokens copied between pool and shelf in one go; what is between them stays in the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ class Shelf:
             dtype=shape.dtype,
             device=shape.device,
         )
+        self._seen, self._unseen = self._rows.new_zeros(()), self._rows.new_full((), -torch.inf)
         self._places = (torch.empty(0), torch.empty(0))
         self._mask = torch.empty(0)
 
@@ -145,23 +146,25 @@ class Shelf:
             rows = slice(first + start, first + start + len(part))
             self._rows[:, rows, :, :longest] = tokens.permute(2, 0, 3, 1, 4)
 
-    def tokens(self, rows: IntArray, columns: IntArray) -> Tensor:
-        """[M, 2 L, K, D] of the tokens at [M] (row, column)."""
+    def save(self, rows: IntArray, columns: IntArray, slots: IntArray, pool: KVPool) -> None:
+        """Write the tokens at [M] (row, column) to [M] pool slots."""
         num_parts, held, num_heads, capacity, dim = self._rows.shape
         heads = np.arange(num_parts)[:, None] * held * num_heads + np.arange(num_heads)
-        index = (rows * num_heads)[:, None, None] + heads  # [M, 2 L, K], of rows [C, D]
-        index = self._tensor(index * capacity + columns[:, None, None])
-        return self._rows.view(-1, dim).index_select(0, index.flatten()).view(*index.shape, dim)
+        for start in range(0, len(rows), _COPIED_AT_ONCE):
+            part = slice(start, start + _COPIED_AT_ONCE)
+            starts = ((rows[part] * num_heads)[:, None, None] + heads) * capacity  # of rows [C, D]
+            index = self._tensor(starts + columns[part, None, None])
+            tokens = self._rows.view(-1, dim).index_select(0, index.flatten())
+            pool.store(self._tensor(slots[part]), tokens.view(*index.shape, dim))
 
     def drop(self, ended: NDArray[np.bool_]) -> None:
         """Give up rows; the last ones move into their places. ``ended`` is [rows in use]."""
         num_kept = int((~ended).sum())
         holes = np.flatnonzero(ended[:num_kept])
         movers = num_kept + np.flatnonzero(~ended[num_kept:])
-        if len(holes):
-            longest = int(self.lengths[movers].max())
-            target, source = self._tensor(holes), self._tensor(movers)
-            self._rows[:, target, :, :longest] = self._rows[:, source, :, :longest]
+        for target, source in zip(holes.tolist(), movers.tolist(), strict=True):
+            used = slice(int(self.lengths[source]))
+            self._rows[:, target, :, used] = self._rows[:, source, :, used]
         self.members[holes], self.lengths[holes] = self.members[movers], self.lengths[movers]
         self.members, self.lengths = self.members[:num_kept], self.lengths[:num_kept]
 
@@ -170,8 +173,7 @@ class Shelf:
         self.lengths += 1
         last = self._tensor(self.lengths - 1)
         columns = torch.arange(int(self.lengths.max()), device=last.device)
-        mask = torch.zeros((len(last), len(columns)), dtype=self._rows.dtype, device=last.device)
-        mask.masked_fill_(columns > last[:, None], -torch.inf)
+        mask = torch.where(columns > last[:, None], self._unseen, self._seen)
         self._places = (torch.arange(len(last), device=last.device), last)
         self._mask = mask[:, None, None]
 
