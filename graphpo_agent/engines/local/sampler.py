@@ -237,7 +237,7 @@ class LocalPolicy:
         start = 0
         for piece in pieces:
             run = piece.run
-            for index, end in zip(run.nodes, run.ends.tolist(), strict=True):
+            for index, end in zip(run.nodes, run.ends, strict=True):
                 if piece.start < end <= piece.end:
                     node = self._contexts[index]
                     self._prefilled_tokens += 0 if node.sampled else len(node.pending)
@@ -309,8 +309,10 @@ class LocalPolicy:
             shelf.save(np.repeat(rows, lengths), columns, slots, self._pool)
             shelf.drop(ended)
             self._columns -= capacity * len(rows)
-            for one, own in zip(drawn, np.split(slots, np.cumsum(lengths)[:-1]), strict=True):
-                self._ended.append((one.continuation.ticket, self._completion(one, own)))
+            ends = np.cumsum(lengths).tolist()
+            for one, start, end in zip(drawn, [0, *ends], ends, strict=False):
+                completion = self._completion(one, slots[start:end])
+                self._ended.append((one.continuation.ticket, completion))
 
     def _completion(self, drawn: Drawn, own: IntArray) -> Completion:
         tokens = drawn.token_ids
