@@ -21,7 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from graphpo_agent.engines.local.drawing import UniformStream, draw
+from graphpo_agent.engines.local.drawing import UniformNumbers, draw
 from graphpo_agent.types import SamplingParams
 
 __all__ = ["SeededDraw", "drawing_params"]
@@ -61,16 +61,13 @@ class _Row:
     sampling: SamplingParams
     token_ids: list[int]
     uniforms: list[float] = field(default_factory=list[float])
-    stream: UniformStream = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.stream = UniformStream(self.seed)
-
-    def next_uniform(self) -> float:
+    def next_uniform(self, numbers: UniformNumbers) -> float:
         """The random number of the token to be drawn; the same if it has to be drawn again."""
         place = len(self.token_ids)
         while place >= len(self.uniforms):
-            self.uniforms += self.stream.take(_DRAWN_AHEAD).tolist()
+            ahead = numbers.take(self.seed, len(self.uniforms), _DRAWN_AHEAD)
+            self.uniforms += ahead.tolist()
         return self.uniforms[place]
 
 
@@ -78,6 +75,7 @@ class SeededDraw(LogitsProcessor):
     """Draws the next token of every row from the random numbers of its request."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        self._numbers = UniformNumbers()
         self._rows: dict[int, _Row] = {}
         self._groups: list[tuple[SamplingParams, list[int]]] = []
 
@@ -105,10 +103,10 @@ class SeededDraw(LogitsProcessor):
         self, logits: Tensor, sampling: SamplingParams, indices: list[int]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, tokens and log-probabilities of the requests that share a way of drawing."""
-        numbers = np.array([self._rows[index].next_uniform() for index in indices])
+        uniform = np.array([self._rows[index].next_uniform(self._numbers) for index in indices])
         rows = torch.tensor(indices, device=logits.device)
         chosen = logits if len(indices) == len(logits) else logits[rows]
-        return rows, *draw(chosen, torch.from_numpy(numbers).to(logits.device), sampling)
+        return rows, *draw(chosen, torch.from_numpy(uniform).to(logits.device), sampling)
 
 
 def _row(params: VllmSampling, prompt_ids: Any, token_ids: list[int]) -> _Row:

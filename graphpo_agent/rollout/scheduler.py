@@ -6,7 +6,6 @@ embeddings and verifiers run in threads meanwhile, so that a slow search never s
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,11 +14,14 @@ from typing import Any, TypeVar
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.protocols import Policy, Tool
+from graphpo_agent.rollout.workers import Workers
 from graphpo_agent.types import Completion, SampleRequest, SamplingParams, ToolResult
 
 __all__ = ["PolicyScheduler", "complete"]
 
 T = TypeVar("T")
+
+_to_json = json.JSONEncoder(sort_keys=True).encode
 
 _TURNS = 4
 """Turns of the event loop from a completion to the requests of its graph's next layer."""
@@ -76,6 +78,7 @@ class PolicyScheduler:
         """
         self.policy = policy
         self._overlap = overlap
+        self._workers = Workers()
         self._samples: dict[int, asyncio.Future[Completion]] = {}
         self._counters: dict[Any, _Counter] = {}
         self._batches: set[asyncio.Future[None]] = set()
@@ -110,7 +113,7 @@ class PolicyScheduler:
         Raises:
             ToolError: the tool cannot go on, or gives too few or too many results.
         """
-        key = (id(tool), json.dumps(arguments, sort_keys=True))
+        key = (id(tool), _to_json(arguments))
         known = self._results.get(key)
         if known is not None and not (known.done() and known.result().failure in _OUTAGES):
             return await known, False
@@ -147,8 +150,7 @@ class PolicyScheduler:
             with suppress(RuntimeError):  # the run was interrupted and its loop is closed
                 loop.call_soon_threadsafe(settle, value, error)
 
-        # A daemon: an interrupted run does not wait for a tool that hangs.
-        threading.Thread(target=work, daemon=True).start()
+        self._workers.start(work)  # an interrupted run does not wait for a tool that hangs
         value, error = await future
         if error is not None:
             raise error
@@ -182,6 +184,7 @@ class PolicyScheduler:
             if unfinished:
                 loop.run_until_complete(asyncio.wait(unfinished))
             loop.close()
+            self._workers.close()
 
     async def _run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         everything = asyncio.gather(*work)

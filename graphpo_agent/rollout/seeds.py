@@ -10,5 +10,5 @@ def derive_seed(*parts: int | str) -> int:
 
     Example: ``derive_seed(0, 3, "kb-1f0c", 2, 7, 1)`` is the same number on every machine.
     """
-    text = "\x1f".join(str(part) for part in parts)
+    text = "\x1f".join(map(str, parts))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

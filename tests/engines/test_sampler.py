@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from graphpo_agent.engines.local.cached_pass import kv_shape
+from graphpo_agent.engines.local.drawing import UniformNumbers
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
@@ -70,6 +71,15 @@ def test_drawn_tokens_invert_the_cumulative_distribution_at_the_seeds_numbers(
     for token, number, probs in zip(completion.token_ids, numbers, rows, strict=False):
         below = probs[:token].sum()
         assert below - 1e-9 <= number < below + probs[token] + 1e-9
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 + 5, 2**128 - 1])
+def test_random_numbers_are_those_of_a_generator_of_the_seeds_own(seed):
+    expected = np.random.Generator(np.random.Philox(key=seed)).random(200)
+    numbers = UniformNumbers()
+    for start, count in ((64, 64), (0, 7), (128, 72), (4, 60)):  # of another seed in between
+        numbers.take(seed // 3, 8, 5)
+        assert numbers.take(seed, start, count).tolist() == expected[start : start + count].tolist()
 
 
 def test_temperature_zero_is_greedy_with_logprobs_of_temperature_one(make_model, tokenizer):
@@ -202,8 +212,13 @@ def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokeni
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_interleaving_gives_every_request_what_it_gets_alone(make_model, tokenizer, seed):
+def test_any_interleaving_gives_every_request_what_it_gets_alone(
+    make_model, tokenizer, seed, monkeypatch
+):
     """Prompts, observations, siblings and summaries arrive while others are being drawn."""
+    monkeypatch.setattr("graphpo_agent.engines.local.sampler._DRAWN_AT_ONCE", 3)
+    monkeypatch.setattr("graphpo_agent.engines.local.cached_pass._MAX_GROUP", 70)
+    monkeypatch.setattr("graphpo_agent.engines.local.cache._COPIED_AT_ONCE", 50)
     model = make_model()
     rng = np.random.default_rng(seed)
     room = int(rng.integers(3, 9)) * 128 * kv_shape(model).bytes_per_token

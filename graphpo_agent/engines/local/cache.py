@@ -20,8 +20,8 @@ IntArray = NDArray[np.int64]
 
 _FIRST_SLOTS = 4096
 _FIRST_ROWS = 16
-_COPIED_AT_ONCE = 2**16
-"""Tokens copied from the pool to a shelf in one go; bounds the memory between them."""
+_COPIED_AT_ONCE = 2**11
+"""Tokens copied between pool and shelf in one go; what is between them stays in the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class KVPool:
 
     def load(self, slots: Tensor) -> Tensor:
         """[M, 2 L, K, D] at [M] slots."""
-        return self._tokens[slots]
+        return self._tokens.index_select(0, slots)
 
     def store(self, slots: Tensor, tokens: Tensor) -> None:
         """Write [M, 2 L, K, D] to [M] slots."""
-        self._tokens[slots] = tokens
+        self._tokens.index_copy_(0, slots, tokens)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [M, K, D] of one layer to [M] slots."""
@@ -99,8 +99,11 @@ class KVPool:
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, K, T, D] of one layer at [B, T] slots."""
-        keys, values = self._tokens[slots, 2 * layer], self._tokens[slots, 2 * layer + 1]
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        blocks = self._tokens.view(-1, *self._tokens.shape[2:])  # a token's layers one by one
+        keys = 2 * (slots.flatten() * self._shape.num_layers + layer)
+        read = (blocks.index_select(0, index) for index in (keys, keys + 1))
+        keys, values = (x.view(*slots.shape, *x.shape[1:]).transpose(1, 2) for x in read)
+        return keys, values
 
 
 class Shelf:
@@ -122,6 +125,7 @@ class Shelf:
             dtype=shape.dtype,
             device=shape.device,
         )
+        self._seen, self._unseen = self._rows.new_zeros(()), self._rows.new_full((), -torch.inf)
         self._places = (torch.empty(0), torch.empty(0))
         self._mask = torch.empty(0)
 
@@ -131,28 +135,36 @@ class Shelf:
         self._reserve(first + len(members))
         self.members = np.concatenate([self.members, members])
         self.lengths = np.concatenate([self.lengths, lengths])
-        slots = np.concatenate(prefixes)
-        rows = np.repeat(first + np.arange(len(members)), lengths)
-        columns = np.concatenate([np.arange(length) for length in lengths])
-        for start in range(0, len(slots), _COPIED_AT_ONCE):
-            part = slice(start, start + _COPIED_AT_ONCE)
-            self._rows[:, self._tensor(rows[part]), :, self._tensor(columns[part])] = pool.load(
-                self._tensor(slots[part])
-            )
+        longest = int(lengths.max())
+        slots = np.zeros((len(prefixes), longest), np.int64)
+        for row, prefix in zip(slots, prefixes, strict=True):
+            row[: len(prefix)] = prefix
+        count = max(1, _COPIED_AT_ONCE // longest)
+        for start in range(0, len(slots), count):
+            part = self._tensor(slots[start : start + count])
+            tokens = pool.load(part.flatten()).unflatten(0, part.shape)
+            rows = slice(first + start, first + start + len(part))
+            self._rows[:, rows, :, :longest] = tokens.permute(2, 0, 3, 1, 4)
 
-    def tokens(self, rows: IntArray, columns: IntArray) -> Tensor:
-        """[M, 2 L, K, D] of the tokens at [M] (row, column)."""
-        return self._rows[:, self._tensor(rows), :, self._tensor(columns)]
+    def save(self, rows: IntArray, columns: IntArray, slots: IntArray, pool: KVPool) -> None:
+        """Write the tokens at [M] (row, column) to [M] pool slots."""
+        num_parts, held, num_heads, capacity, dim = self._rows.shape
+        heads = np.arange(num_parts)[:, None] * held * num_heads + np.arange(num_heads)
+        for start in range(0, len(rows), _COPIED_AT_ONCE):
+            part = slice(start, start + _COPIED_AT_ONCE)
+            starts = ((rows[part] * num_heads)[:, None, None] + heads) * capacity  # of rows [C, D]
+            index = self._tensor(starts + columns[part, None, None])
+            tokens = self._rows.view(-1, dim).index_select(0, index.flatten())
+            pool.store(self._tensor(slots[part]), tokens.view(*index.shape, dim))
 
     def drop(self, ended: NDArray[np.bool_]) -> None:
         """Give up rows; the last ones move into their places. ``ended`` is [rows in use]."""
         num_kept = int((~ended).sum())
         holes = np.flatnonzero(ended[:num_kept])
         movers = num_kept + np.flatnonzero(~ended[num_kept:])
-        if len(holes):
-            longest = int(self.lengths[movers].max())
-            target, source = self._tensor(holes), self._tensor(movers)
-            self._rows[:, target, :, :longest] = self._rows[:, source, :, :longest]
+        for target, source in zip(holes.tolist(), movers.tolist(), strict=True):
+            used = slice(int(self.lengths[source]))
+            self._rows[:, target, :, used] = self._rows[:, source, :, used]
         self.members[holes], self.lengths[holes] = self.members[movers], self.lengths[movers]
         self.members, self.lengths = self.members[:num_kept], self.lengths[:num_kept]
 
@@ -161,8 +173,7 @@ class Shelf:
         self.lengths += 1
         last = self._tensor(self.lengths - 1)
         columns = torch.arange(int(self.lengths.max()), device=last.device)
-        mask = torch.zeros((len(last), len(columns)), dtype=self._rows.dtype, device=last.device)
-        mask.masked_fill_(columns > last[:, None], -torch.inf)
+        mask = torch.where(columns > last[:, None], self._unseen, self._seen)
         self._places = (torch.arange(len(last), device=last.device), last)
         self._mask = mask[:, None, None]
 

@@ -24,8 +24,8 @@ __all__ = ["CachedPass", "Piece", "kv_shape", "next_pieces"]
 
 _LONGEST_PIECE = 1024
 """Queries of one piece; bounds the attention mask."""
-_MAX_GROUP = 2**22
-"""Pieces times queries times keys of one group; bounds its mask and gathered keys."""
+_MAX_GROUP = 2**14
+"""Pieces times keys of one group; bounds its gathered keys and its mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _groups(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
     for piece in pieces:
         group = groups[-1][1] if groups else []
         longest = max(longest, piece.num_keys)
-        size = (len(group) + 1) * piece.num_queries * longest
+        size = (len(group) + 1) * longest
         if group and piece.num_queries <= 2 * group[0].num_queries + 16 and size <= _MAX_GROUP:
             group.append(piece)
         else:

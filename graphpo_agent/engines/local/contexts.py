@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,14 +53,14 @@ class Run:
     Attributes:
         nodes: the chain, parents first.
         token_ids: their pending tokens, one after another.
-        ends: [nodes] how many of the tokens come before each node's end.
+        ends: how many of the tokens come before each node's end.
         slots: pool slots of the whole path: what is computed already, then ``token_ids``'s own.
         done: how many of the tokens are computed.
     """
 
     nodes: tuple[int, ...]
     token_ids: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    ends: tuple[int, ...]
     slots: NDArray[np.int64]
     done: int = 0
 
@@ -123,27 +124,27 @@ class ContextTree:
 
         Empty too while a run that computes one of them is under way.
         """
-        chain: list[int] = []
+        nodes: list[int] = []
         node = target
         while node >= 0 and self._nodes[node].hidden is None:
             if self._nodes[node].queued:
                 return ()
-            chain.append(node)
+            nodes.append(node)
             node = self._nodes[node].parent
-        return tuple(reversed(chain))
+        return tuple(reversed(nodes))
 
-    def start_run(self, chain: tuple[int, ...], own_slots: NDArray[np.int64]) -> Run:
+    def start_run(self, nodes: tuple[int, ...], own_slots: NDArray[np.int64]) -> Run:
         """Queue a chain of nodes whose pending tokens are to live at ``own_slots``."""
-        head = self._nodes[chain[0]]
+        head = self._nodes[nodes[0]]
         before = self._nodes[head.parent].slots if head.slots is None else head.slots
         assert before is not None, "the parent is computed"
-        for index in chain:
+        for index in nodes:
             self._nodes[index].queued = True
-        pending = [self._nodes[index].pending for index in chain]
+        pending = [self._nodes[index].pending for index in nodes]
         return Run(
-            chain,
-            np.array([token for tokens in pending for token in tokens], np.int64),
-            np.cumsum([len(tokens) for tokens in pending]),
+            nodes,
+            np.array(list(chain.from_iterable(pending)), np.int64),
+            tuple(accumulate(map(len, pending))),
             np.concatenate([before, own_slots]),
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.engines.local.drawing import StopFinder, UniformStream
+from graphpo_agent.engines.local.drawing import StopFinder, UniformNumbers
 from graphpo_agent.types import FinishReason, SamplingParams
 
 __all__ = ["Continuation", "Drawn", "Running"]
@@ -68,13 +68,14 @@ class Running:
 
     def __init__(self, eos_ids: frozenset[int], stops: StopFinder) -> None:
         """Args: the tokens that end any continuation, and who finds stop strings."""
-        self._eos = np.array(sorted(eos_ids), np.int64)
+        self._is_eos = np.zeros(stops.vocab_size, np.bool_)
+        self._is_eos[[token for token in eos_ids if token < stops.vocab_size]] = True
         self._stops = stops
+        self._numbers = UniformNumbers()
         self.samplings: list[SamplingParams] = []
         self._stop_strings: list[tuple[str, ...]] = []
         self._can_stop = np.zeros((0, 0), np.bool_)
         self._places: list[Continuation | None] = []
-        self._streams: list[UniformStream | None] = []
         self._reasons: list[FinishReason] = []
         self._free: list[int] = []
         self.counts = self.last = self.starts = self.kinds = np.zeros(0, np.int64)
@@ -90,7 +91,6 @@ class Running:
             self._grow_places()
         place = self._free.pop()
         self._places[place] = continuation
-        self._streams[place] = UniformStream(continuation.seed)
         self.counts[place] = 0
         self.starts[place] = continuation.num_tokens
         self.kinds[place] = _index(self.samplings, continuation.sampling)
@@ -103,10 +103,10 @@ class Running:
     def uniforms(self, places: IntArray) -> NDArray[np.float64]:
         """[R] the next random number of each continuation."""
         ahead = self.counts[places] % _DRAWN_AHEAD
-        for place in places[ahead == 0]:
-            stream = self._streams[place]
-            assert stream is not None
-            self._uniforms[place] = stream.take(_DRAWN_AHEAD)
+        for place in places[ahead == 0].tolist():
+            start = int(self.counts[place])
+            seed = self._at(place).seed
+            self._uniforms[place] = self._numbers.take(seed, start, _DRAWN_AHEAD)
         return self._uniforms[places, ahead]
 
     def record(
@@ -121,7 +121,7 @@ class Running:
         self._logprobs[places, steps] = logprobs
         self.last[places] = token_ids
         self.counts[places] += 1
-        is_eos = np.isin(token_ids, self._eos)
+        is_eos = self._is_eos[token_ids]
         is_stop = self._stopped(places, token_ids) & ~is_eos
         ended = is_eos | is_stop | (steps + 1 == self._limits[places])
         for i in np.flatnonzero(ended):
@@ -131,10 +131,8 @@ class Running:
 
     def take(self, place: int) -> Drawn:
         """What the ended continuation at a place has drawn; its place becomes free."""
-        continuation = self._places[place]
-        assert continuation is not None
-        count = int(self.counts[place])
-        self._places[place] = self._streams[place] = None
+        continuation, count = self._at(place), int(self.counts[place])
+        self._places[place] = None
         self._free.append(place)
         return Drawn(
             continuation,
@@ -142,6 +140,11 @@ class Running:
             tuple(self._logprobs[place, :count].tolist()),
             self._reasons[place],
         )
+
+    def _at(self, place: int) -> Continuation:
+        continuation = self._places[place]
+        assert continuation is not None, "the place is taken"
+        return continuation
 
     def _stopped(self, places: IntArray, token_ids: IntArray) -> NDArray[np.bool_]:
         """Whether the token completes a stop string at or after the least number of tokens."""
@@ -166,7 +169,6 @@ class Running:
         held = len(self._places)
         added = max(held, 16)
         self._places += [None] * added
-        self._streams += [None] * added
         self._reasons = [*self._reasons, *("length" for _ in range(added))]
         self._free += range(held + added - 1, held - 1, -1)
         self.counts = _longer(self.counts, added)

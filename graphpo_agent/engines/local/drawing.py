@@ -13,18 +13,32 @@ from torch import Tensor
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import SamplingParams
 
-__all__ = ["StopFinder", "UniformStream", "draw"]
+__all__ = ["StopFinder", "UniformNumbers", "draw"]
+
+_LOW = 2**64 - 1
 
 
-class UniformStream:
-    """Numbers in [0, 1) that depend on a seed and their place only."""
+class UniformNumbers:
+    """Numbers in [0, 1) that depend on a seed and their place only.
 
-    def __init__(self, seed: int) -> None:
-        """Args: 0 <= seed < 2**128, the key of a Philox counter-based generator."""
-        self._generator = np.random.Generator(np.random.Philox(key=seed))
+    Those of one seed are the output of a Philox counter-based generator with that key.
+    """
 
-    def take(self, count: int) -> NDArray[np.float64]:
-        """[count] the next ones."""
+    def __init__(self) -> None:
+        # One generator for all seeds: making one costs more than what is drawn from it.
+        self._philox = np.random.Philox(key=0)
+        self._generator = np.random.Generator(self._philox)
+        self._state = self._philox.state
+
+    def take(self, seed: int, start: int, count: int) -> NDArray[np.float64]:
+        """[count] numbers of a seed (0 <= seed < 2**128), from number ``start`` on.
+
+        ``start`` is a multiple of 4, which is what one count of the generator gives.
+        """
+        state = self._state["state"]
+        state["key"] = np.array([seed & _LOW, seed >> 64], np.uint64)
+        state["counter"] = np.array([start // 4, 0, 0, 0], np.uint64)
+        self._philox.state = self._state
         return self._generator.random(count)
 
 
@@ -77,25 +91,30 @@ class StopFinder:
     A token can complete a stop string only if the token's text starts with an end of that
     string or contains it. Those tokens are looked up in a table; only for them is the text of
     the row decoded.
+
+    Attributes:
+        vocab_size: V.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """Args: the tokenizer, and V of the logits (ids beyond the tokenizer's stop nothing)."""
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._texts: list[str] | None = None
         self._tables: dict[tuple[str, ...], NDArray[np.bool_]] = {}
 
     def table(self, stop: tuple[str, ...]) -> NDArray[np.bool_]:
         """[V] whether a token can complete one of the ``stop`` strings."""
         if stop not in self._tables:
-            texts = self._token_texts() if stop else [""] * self._vocab_size
+            texts = self._token_texts() if stop else [""] * self.vocab_size
             self._tables[stop] = np.array([_can_complete(text, stop) for text in texts])
         return self._tables[stop]
 
     def completes(self, token_ids: Sequence[int], stop: tuple[str, ...]) -> bool:
         """Whether the last token completes a stop string in the text of ``token_ids``."""
         text = self._tokenizer.decode(token_ids)
+        if not any(s in text for s in stop):
+            return False
         # A character that is still incomplete decodes to U+FFFD and is not text yet.
         before = len(self._tokenizer.decode(token_ids[:-1]).rstrip("\ufffd"))
         return any(text.find(s, max(0, before - len(s) + 1)) >= 0 for s in stop)
@@ -108,7 +127,7 @@ class StopFinder:
             anchor = next(i for i in known if decode([i]).isalnum())
             start = len(decode([anchor]))
             texts = [decode([anchor, i])[start:] for i in known]
-            self._texts = texts + [""] * (self._vocab_size - len(texts))
+            self._texts = texts + [""] * (self.vocab_size - len(texts))
         return self._texts
 
 

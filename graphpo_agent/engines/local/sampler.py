@@ -9,7 +9,7 @@ Shapes: N tokens of a pass, R continuations that draw, V vocabulary, d hidden si
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ IntArray = NDArray[np.int64]
 
 _PREFILL_TOKENS = 4096
 """Prefix tokens of one pass; more leave the processor's caches and gain nothing."""
+_DRAWN_AT_ONCE = 256
+"""Rows whose logits are made together; bounds their memory."""
 _FIRST_CAPACITY = 64
 """Columns of the shortest shelf; every further one is twice as long."""
 
@@ -81,7 +83,9 @@ class LocalPolicy:
         self.max_context_tokens = context_limit(model.config)
         self._model = model
         self._head = output_head(model)
-        self._autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=autocast)
+        self._autocast = (
+            torch.autocast(model.device.type, torch.bfloat16) if autocast else nullcontext()
+        )
         with self._autocast:
             self._shape = kv_shape(model)
         self._max_columns = max_batch_bytes // self._shape.bytes_per_token
@@ -228,17 +232,22 @@ class LocalPolicy:
 
     def _settle(self, pieces: Sequence[Piece], hidden: Tensor) -> None:
         """Write down what is now known of the nodes of the runs; ``hidden`` is [M, d]."""
+        settled: list[tuple[int, IntArray]] = []
+        last: list[int] = []
         start = 0
         for piece in pieces:
             run = piece.run
-            for index, end in zip(run.nodes, run.ends.tolist(), strict=True):
+            for index, end in zip(run.nodes, run.ends, strict=True):
                 if piece.start < end <= piece.end:
                     node = self._contexts[index]
                     self._prefilled_tokens += 0 if node.sampled else len(node.pending)
-                    last = hidden[start + end - piece.start - 1].clone()
-                    self._contexts.settle(index, run.slots[: run.num_before + end], last)
+                    settled.append((index, run.slots[: run.num_before + end]))
+                    last.append(start + end - piece.start - 1)
             run.done = max(run.done, piece.end)
             start += piece.num_queries
+        states = hidden[self._tensor(np.array(last, np.int64))].unbind()
+        for (index, slots), state in zip(settled, states, strict=True):
+            self._contexts.settle(index, slots, state)
         self._runs = [run for run in self._runs if run.done < len(run.token_ids)]
 
     def _start(self) -> tuple[IntArray, Tensor]:
@@ -272,15 +281,16 @@ class LocalPolicy:
 
     def _draw(self, places: IntArray, hidden: Tensor) -> None:
         """Draw the next token of R continuations from their [R, d] hidden states."""
-        logits = self._head(hidden)
         uniform = self._tensor(self._running.uniforms(places))
         kinds = self._running.kinds[places]
         tokens, logprobs = np.empty(len(places), np.int64), np.empty(len(places))
-        for kind in np.unique(kinds).tolist():
+        for kind, sampling in enumerate(self._running.samplings):
             members = np.flatnonzero(kinds == kind)
-            chosen = slice(None) if len(members) == len(places) else self._tensor(members)
-            drawn = draw(logits[chosen], uniform[chosen], self._running.samplings[kind])
-            tokens[members], logprobs[members] = (x.cpu().numpy() for x in drawn)
+            for start in range(0, len(members), _DRAWN_AT_ONCE):
+                part = members[start : start + _DRAWN_AT_ONCE]
+                rows = self._tensor(part)
+                drawn = draw(self._head(hidden[rows]), uniform[rows], sampling)
+                tokens[part], logprobs[part] = (x.cpu().numpy() for x in drawn)
         if len(self._running.record(places, tokens, logprobs)):
             self._finish()
 
@@ -296,11 +306,13 @@ class LocalPolicy:
             lengths = shelf.lengths[rows] - starts
             slots = self._pool.allocate(int(lengths.sum()))
             columns = np.repeat(starts, lengths) + ranges(lengths)
-            self._pool.store(self._tensor(slots), shelf.tokens(np.repeat(rows, lengths), columns))
+            shelf.save(np.repeat(rows, lengths), columns, slots, self._pool)
             shelf.drop(ended)
             self._columns -= capacity * len(rows)
-            for one, own in zip(drawn, np.split(slots, np.cumsum(lengths)[:-1]), strict=True):
-                self._ended.append((one.continuation.ticket, self._completion(one, own)))
+            ends = np.cumsum(lengths).tolist()
+            for one, start, end in zip(drawn, [0, *ends], ends, strict=False):
+                completion = self._completion(one, slots[start:end])
+                self._ended.append((one.continuation.ticket, completion))
 
     def _completion(self, drawn: Drawn, own: IntArray) -> Completion:
         tokens = drawn.token_ids
