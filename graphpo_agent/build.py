@@ -71,7 +71,7 @@ from graphpo_agent.protocols import (
     StateDescriber,
     Tool,
 )
-from graphpo_agent.rollout.agent import TurnExpander
+from graphpo_agent.rollout.agent import TurnExpander, check_tools
 from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
 from graphpo_agent.rollout.dialects.base import Dialect
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
@@ -274,13 +274,18 @@ def build_grower(config: RunConfig) -> Grower:
 
 
 def check_named(config: RunConfig) -> None:
-    """Find what a run names by import path, without building anything.
+    """Find what a run names by import path and check its prompt, without loading anything.
 
     Raises:
-        ConfigError: something is not there or does not take its arguments.
+        ConfigError: something is not there or does not take its arguments, the prompt has no
+            place for the question or the tools, or the dialect calls a tool that is not there.
     """
     if isinstance(config.mode, AgentMode):
         check_constructible(list(config.mode.tools.values()))
+        signatures = {name: ToolSignature(name, "", {}) for name in config.mode.tools}
+        check_tools(_dialect(config.mode, signatures), signatures)
+    else:
+        build_expander(config.mode)
     if isinstance(config.state, FrozenSummaryState):
         check_constructible(config.state.chat)
     if isinstance(config.state, KeyState):
@@ -305,8 +310,11 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
     for name, tool in tools.items():
         if not isinstance(tool, Tool):
             raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no run method")
+    signatures = {
+        name: ToolSignature(name, tool.description, tool.schema) for name, tool in tools.items()
+    }
     return TurnExpander(
-        dialect=_dialect(mode, tools),
+        dialect=_dialect(mode, signatures),
         tools=tools,
         max_turns=mode.max_turns,
         max_turn_tokens=mode.max_turn_tokens,
@@ -315,16 +323,13 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
     )
 
 
-def _dialect(mode: AgentMode, tools: Mapping[str, Tool]) -> Dialect:
+def _dialect(mode: AgentMode, signatures: Mapping[str, ToolSignature]) -> Dialect:
     dialect = mode.dialect
     if isinstance(dialect, SearchR1DialectConfig):
         return SearchR1Dialect(mode.prompt_template, dialect.documents, dialect.compat)
     if isinstance(dialect, ASearcherDialectConfig):
         return ASearcherDialect(mode.prompt_template)
     assert isinstance(dialect, HermesDialectConfig)
-    signatures = {
-        name: ToolSignature(name, tool.description, tool.schema) for name, tool in tools.items()
-    }
     return HermesDialect(signatures, dialect.system_prompt, mode.prompt_template, dialect.documents)
 
 

@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from graphpo_agent.data.toy_model import make_toy_tokenizer
-from graphpo_agent.errors import ModelError
 from graphpo_agent.encoder import EncoderEmbedder
+from graphpo_agent.errors import ModelError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", "karo", "venn", "mentor", "born", "1987"]
 TEXTS = ["karo venn", "mentor", "karo venn mentor born 1987", "born", "karo venn born"]

@@ -14,6 +14,11 @@ class Pair:
         self.right = right
 
 
+class Whole:
+    def __init__(self, number: Any) -> None:
+        self.number = int(number)
+
+
 HERE = "tests.test_named:Pair"
 TASK = Task("t", "q", ("oak tree",))
 
@@ -68,9 +73,9 @@ def test_what_cannot_be_built_is_one_line_before_anything_is(spec: Any, says: st
 
 
 def test_a_value_that_the_class_cannot_use_is_one_line() -> None:
-    spec = {"class": "graphpo_agent.net.client:Limits", "tries": "many"}
+    spec = {"class": "tests.test_named:Whole", "number": "many"}
     check_constructible(spec)
-    with pytest.raises(ConfigError, match="client:Limits cannot be built so"):
+    with pytest.raises(ConfigError, match="test_named:Whole cannot be built so: invalid lit"):
         constructed(spec)
 
 

@@ -22,6 +22,27 @@ def test_every_configuration_names_what_is_there(path: Path, capsys) -> None:
     assert "mode:" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("mode.dialect=asearcher", "calls tools that are not configured: access"),
+        ("mode.dialect={kind: hermes, system_prompt: Be brief.}", "has {tools}"),
+        ("mode.prompt_template=Answer.", "has no {question}"),
+        (
+            "mode={kind: segment, segment_length: 8, max_response_tokens: 64, prompt_template: x}",
+            "{question}",
+        ),
+    ],
+)
+def test_a_prompt_or_dialect_that_cannot_work_is_found_by_a_dry_run(
+    override: str, says: str, capsys
+) -> None:
+    config = str(ROOT / "configs/search/qwen2.5-7b-local.yaml")
+    assert main(["train", config, override, "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith("graphpo: ") and says in said.err
+
+
 @pytest.mark.slow
 @pytest.mark.lucene
 def test_a_search_agent_trains_against_a_lucene_server(tmp_path: Path) -> None:

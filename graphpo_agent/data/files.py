@@ -56,9 +56,10 @@ def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
         text = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
+    escaped = b"\\u" in text
     for number, value in enumerate(parse_json(str(path), text), start=1):
         place = f"{path}: row {number}"
-        yield place, checked_row(place, value, b"\\u" in text)
+        yield place, checked_row(place, value, escaped)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:

@@ -126,6 +126,8 @@ def _demonstration(place: str, row: Mapping[str, Any]) -> Demonstration:
         text = _field(place, piece, "text", str, f"{label}.text")
         trained = _field(place, piece, "trained", bool, f"{label}.trained")
         role = _field(place, piece, "role", str, f"{label}.role") if "role" in piece else None
+        if trained and role is not None:
+            raise DataError(f"{place}: field '{label}' is trained and has a role: only a reply has")
         pieces.append(Piece(text, trained, role))
     if not any(piece.trained for piece in pieces):
         raise DataError(f"{place}: field 'pieces' holds no trained piece")

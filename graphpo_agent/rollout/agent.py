@@ -1,6 +1,6 @@
 """Agent mode: an edge is one ReAct turn, its tool's observation included."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 
@@ -31,7 +31,7 @@ from graphpo_agent.types import (
     ToolResult,
 )
 
-__all__ = ["AgentMemory", "TurnExpander"]
+__all__ = ["AgentMemory", "TurnExpander", "check_tools"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,7 @@ class TurnExpander:
         Raises:
             ConfigError: the dialect calls a tool that is not there.
         """
-        missing = [name for name in dialect.tool_names if name not in tools]
-        if missing:
-            raise ConfigError(
-                f"the dialect calls tools that are not configured: {', '.join(missing)}; "
-                f"configured: {', '.join(tools) or 'none'}"
-            )
+        check_tools(dialect, tools)
         self.max_layers = max_turns
         self._dialect = dialect
         self._tools = tools
@@ -239,6 +234,20 @@ class TurnExpander:
             terminal=False,
             status=reply.status,
             tool_calls=tool_calls,
+        )
+
+
+def check_tools(dialect: Dialect, names: Collection[str]) -> None:
+    """Check that every tool that a dialect can call is there, by its name.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    missing = [name for name in dialect.tool_names if name not in names]
+    if missing:
+        raise ConfigError(
+            f"the dialect calls tools that are not configured: {', '.join(missing)}; "
+            f"configured: {', '.join(names) or 'none'}"
         )
 
 

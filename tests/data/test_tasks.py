@@ -51,6 +51,8 @@ tasks_lists = st.lists(
     max_size=5,
     unique_by=lambda task: task.id,
 )
+own_pieces = st.builds(Piece, texts, st.just(True))
+observations = st.builds(Piece, texts, st.just(False), st.none() | texts)
 demonstration_lists = st.lists(
     st.builds(
         Demonstration,
@@ -58,7 +60,7 @@ demonstration_lists = st.lists(
         messages=st.lists(
             st.fixed_dictionaries({"role": texts, "content": texts}), min_size=1, max_size=3
         ).map(tuple),
-        pieces=st.lists(st.builds(Piece, texts, st.booleans(), st.none() | texts), max_size=3).map(
+        pieces=st.lists(own_pieces | observations, max_size=3).map(
             lambda pieces: (*pieces, Piece("x", trained=True))
         ),
         ends=st.booleans(),
@@ -162,6 +164,10 @@ def test_a_missing_or_empty_file_is_refused(tmp_path):
     [
         ({"messages": []}, "field 'messages' must not be empty"),
         ({"messages": ["hi"]}, r"field 'messages\[0\]' must be an object"),
+        (
+            {"pieces": [{"text": "x", "trained": True, "role": "user"}]},
+            r"field 'pieces\[0\]' is trained and has a role",
+        ),
         ({"messages": [{"role": "user"}]}, r"field 'messages\[0\].content' is missing"),
         ({"pieces": [{"text": "x", "trained": 1}]}, r"field 'pieces\[0\].trained' must be true or"),
         ({"pieces": [{"text": "x", "trained": False}]}, "field 'pieces' holds no trained piece"),
