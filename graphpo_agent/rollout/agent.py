@@ -56,6 +56,8 @@ class AgentMemory:
     """Calls whose observation the path holds."""
     invalid_actions: int = 0
     """Turns that were answered by the invalid-action message."""
+    facts: tuple[str, ...] = ()
+    """What tools replied without naming documents, each once, such as a program's output."""
 
 
 _STATUS_OF_FAILURE: Mapping[FailureKind | None, StepStatus] = {
@@ -85,6 +87,8 @@ class _Reply:
 
     observation: Observation
     status: StepStatus
+    fact: str | None = None
+    """What a tool replied without naming documents, such as a program's output."""
 
 
 class TurnExpander:
@@ -201,7 +205,9 @@ class TurnExpander:
 
     def _reply(self, call: ToolCall, result: ToolResult) -> _Reply:
         observation = self._dialect.observation(call, result)
-        return _Reply(observation, _STATUS_OF_FAILURE[result.failure])
+        stated = result.failure is None and not result.findings and result.text
+        fact = result.text if stated else None
+        return _Reply(observation, _STATUS_OF_FAILURE[result.failure], fact)
 
     def _step(self, policy: Policy, turn: _Turn, reply: _Reply, tool_calls: int) -> Step:
         sampled = turn.completion.token_ids
@@ -226,6 +232,7 @@ class TurnExpander:
                     documents_found=_union(memory.documents_found, found),
                     tool_calls=memory.tool_calls + (not invalid),
                     invalid_actions=memory.invalid_actions + invalid,
+                    facts=_with(memory.facts, reply.fact),
                 ),
             ),
             token_ids=(*sampled, *observed),
@@ -276,6 +283,10 @@ def _last_step(turn: _Turn, status: StepStatus, tool_calls: int = 0) -> Step:
 def _join(response: str, text: str) -> str:
     """The policy's words so far and those of one more turn, a line break between turns."""
     return f"{response}\n{text}" if response else text
+
+
+def _with(facts: tuple[str, ...], fact: str | None) -> tuple[str, ...]:
+    return facts if fact is None or fact in facts else (*facts, fact)
 
 
 def _union(found: tuple[Document, ...], new: tuple[Document, ...]) -> tuple[Document, ...]:

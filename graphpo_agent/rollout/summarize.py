@@ -25,17 +25,17 @@ Where the work stands: """
 
 
 def documents_key(state: PathState) -> str:
-    """The canonical state of a search agent: question, documents found, candidate answer.
+    """The canonical state of a search agent: question, what it found, candidate answer.
 
-    Question and answer are compared without regard to case, spacing and Unicode form; documents
-    as a set of ids, so the order of the searches, and searches that found nothing new, do not
-    count.
+    Question and answer are compared without regard to case, spacing and Unicode form; what was
+    found as a set of document ids and of tools' replies without documents, so the order of the
+    calls, and calls that found nothing new, do not count.
 
     Example: ``'["capital of france?", ["12", "7"], null]'``
     """
     memory: AgentMemory = state.memory
     answer = None if state.answer is None else _normalise(state.answer)
-    found = sorted(document.id for document in memory.documents_found)
+    found = sorted({*(document.id for document in memory.documents_found), *memory.facts})
     return json.dumps([_normalise(state.task.question), found, answer], ensure_ascii=False)
 
 

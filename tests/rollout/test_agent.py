@@ -11,7 +11,8 @@ from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
 from graphpo_agent.rollout.dialects.base import InvalidAction
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
-from graphpo_agent.types import Document, PathState, SamplingParams, Step, Task
+from graphpo_agent.rollout.summarize import documents_key
+from graphpo_agent.types import Document, PathState, SamplingParams, Step, Task, ToolResult
 from retrievers.bm25 import Bm25Retriever, build_bm25
 from retrievers.remote import RemoteRetriever
 from tests.rollout.scripted import (
@@ -435,3 +436,18 @@ def test_an_asearcher_prompt_is_plain_text():
         '<information>\n[Doc 1](7):\n"Karo Venn"\nmentor : Lita Bosdal\n</information>\n\n<think>\n'
     )
     assert steps[-1].state.answer == "1987"
+
+
+def test_what_a_tool_replies_without_documents_is_part_of_the_state():
+    class Calculator(Library):
+        def _answer(self, query):
+            return ToolResult(str(len(query)))
+
+    said = (bytes_of("<search>four</search>"), bytes_of("<search>five!</search>"))
+    policy = ScriptedPolicy(lambda context, seed: said[seed])
+    expander = make(Calculator({}))
+    root = expander.start(policy, TASK)
+    four, five, again = expand(expander, policy, [root] * 3, [0, 1, 0], SAMPLING)
+    keys = [documents_key(step.state) for step in (four, five, again)]
+    assert keys[0] == keys[2] != keys[1]
+    assert (four.state.memory.facts, five.state.memory.facts) == (("4",), ("5",))
