@@ -50,7 +50,7 @@ def measure_servers(
     """A row for each server and shape of load; medians of rounds taken in turn."""
     rounds: dict[tuple[str, int, int], list[dict[str, float]]] = {}
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(running(name, index, {}, directory)) for name in NAMES}
+        servers = {name: stack.enter_context(running(name, index, directory)) for name in NAMES}
         for address, _ in servers.values():  # compiles what Java and numba compile
             drive_server(address, queries, _CLIENTS, 4, 2 * seconds)
         for (clients, size), _, name in product(_SHAPES, range(repeats), NAMES):
@@ -69,7 +69,7 @@ def measure_clients(
     index: Path, queries: Sequence[str], seconds: float, repeats: int, directory: Path
 ) -> list[dict[str, Any]]:
     rounds: dict[tuple[str, int], list[dict[str, float]]] = {}
-    with running("ours", index, {}, directory) as (address, _):
+    with running("ours", index, directory) as (address, _):
         searches = {name: make(address, _CLIENTS) for name, make in CLIENTS.items()}
         for search in searches.values():
             drive_client(search, queries, _CLIENTS, 4, seconds)  # warm

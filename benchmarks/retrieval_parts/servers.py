@@ -1,9 +1,8 @@
 """The two servers that are compared, each in a process of its own, over one and the same index.
 
-``python -m benchmarks.retrieval_parts.servers ours|stand-in INDEX READY_FILE OPTIONS_JSON``
+``python -m benchmarks.retrieval_parts.servers ours|stand-in INDEX READY_FILE``
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from retrievers.index import open_index
 from retrievers.server import serve
@@ -23,13 +21,11 @@ NAMES = ("ours", "stand-in")
 
 
 @contextmanager
-def running(
-    name: str, index: Path, options: dict[str, Any], directory: Path
-) -> Iterator[tuple[str, int]]:
+def running(name: str, index: Path, directory: Path) -> Iterator[tuple[str, int]]:
     """A server that answers: its ``host:port`` and the process' id."""
     ready = directory / f"ready-{name}-{time.monotonic_ns()}"
     module = "benchmarks.retrieval_parts.servers"
-    command = [sys.executable, "-m", module, name, str(index), str(ready), json.dumps(options)]
+    command = [sys.executable, "-m", module, name, str(index), str(ready)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         while not ready.exists():
@@ -56,17 +52,17 @@ def resident_mb(pid: int | str = "self") -> dict[str, float]:
     return {name: int(fields[field].split()[0]) * 1024 / 1e6 for name, field in names.items()}
 
 
-def _ours(index: Path, ready: Path, options: dict[str, Any]) -> int:
-    return serve(lambda: open_index(index, **options), serves={}, port=0, ready_file=ready)
+def _ours(index: Path, ready: Path) -> int:
+    return serve(lambda: open_index(index), serves={}, port=0, ready_file=ready)
 
 
-def _stand_in(index: Path, ready: Path, options: dict[str, Any]) -> int:
+def _stand_in(index: Path, ready: Path) -> int:
     """The design of Search-R1's server: see ``benchmarks.retrieval_parts.stand_in``."""
     import uvicorn
 
     from benchmarks.retrieval_parts.stand_in import make_app
 
-    app = make_app(open_index(index, **options))
+    app = make_app(open_index(index))
     listener = socket.create_server(("127.0.0.1", 0))
     ready.write_text(f"127.0.0.1:{listener.getsockname()[1]}")
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
@@ -74,6 +70,6 @@ def _stand_in(index: Path, ready: Path, options: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    _, name, index, ready, options = sys.argv
+    _, name, index, ready = sys.argv
     start = {"ours": _ours, "stand-in": _stand_in}[name]
-    sys.exit(start(Path(index), Path(ready), json.loads(options)))
+    sys.exit(start(Path(index), Path(ready)))
