@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModel
 
 from graphpo_agent.errors import ModelError
+from graphpo_agent.net.checks import check_counts
+from graphpo_agent.pretrained import load_pretrained
 
 __all__ = ["EncoderEmbedder", "Pooling"]
 
@@ -54,9 +54,18 @@ class EncoderEmbedder:
             device: where the encoder runs.
 
         Raises:
-            ModelError: there is no usable model or tokenizer at ``model``.
+            ModelError: there is no usable model or tokenizer at ``model``, no such pooling or no
+                such device.
+            ToolError: a size that is no whole number of at least 1.
         """
-        self._tokenizer, self._model = _load(str(model), device)
+        if pooling not in get_args(Pooling):
+            known = ", ".join(get_args(Pooling))
+            raise ModelError(f"encoder {model}: pooling must be one of {known}, found {pooling!r}")
+        check_counts(f"encoder {model}", batch_size=batch_size, max_tokens=max_tokens)
+        # Last hidden states do not pass through the pooler, which many are published without.
+        self._tokenizer, self._model = load_pretrained(
+            "encoder", str(model), AutoModel, device=device, optional="pooler."
+        )
         self._pooling: Pooling = pooling
         self._normalize = normalize
         self._prefix = prefix
@@ -92,31 +101,6 @@ class EncoderEmbedder:
         if self._normalize:
             pooled = torch.nn.functional.normalize(pooled, dim=-1)
         return pooled.numpy()
-
-
-def _load(name: str, device: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Tokenizer and float32 weights; a directory is read without the network."""
-    local = Path(name).is_dir()
-    transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
-        model, info = AutoModel.from_pretrained(
-            name, dtype=torch.float32, local_files_only=local, output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ModelError(
-            f"encoder {name!r} cannot be loaded: {reason}; give a directory with "
-            "config.json, weights and tokenizer, or the name of a model on the hub"
-        ) from error
-    # Last hidden states do not pass through the pooler, which many encoders are published without.
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
-    if missing:
-        raise ModelError(
-            f"encoder {name!r} cannot be loaded: {len(missing)} weights are missing, first "
-            f"{missing[0]}; the directory does not hold a complete encoder"
-        )
-    return tokenizer, model.to(torch.device(device)).eval()
 
 
 def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:

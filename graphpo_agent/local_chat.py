@@ -4,21 +4,16 @@ import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jinja2 import TemplateError
-from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from graphpo_agent.errors import ModelError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.pretrained import load_pretrained
 from graphpo_agent.types import Message
 
 __all__ = ["LocalChat"]
@@ -57,11 +52,17 @@ class LocalChat:
         Raises:
             ModelError: there is no usable model, tokenizer or chat template at ``path``, or the
                 device or dtype is unknown.
+            ToolError: ``max_context_tokens`` is no whole number of at least 1.
         """
         self._path = str(path)
+        check_counts(f"model {path}", max_context_tokens=max_context_tokens)
         if dtype not in _DTYPES:
             raise ModelError(f"model {path}: dtype {dtype!r} is unknown; use {', '.join(_DTYPES)}")
-        self._tokenizer, self._model = _load(self._path, device, _DTYPES[dtype])
+        self._tokenizer, self._model = load_pretrained(
+            "language model", self._path, AutoModelForCausalLM, device=device, dtype=_DTYPES[dtype]
+        )
+        if self._tokenizer.chat_template is None:
+            raise ModelError(f"model {path} has no chat template; use an instruction-tuned model")
         self._max_context_tokens = max_context_tokens
         self._control = _control_tokens(self._tokenizer)
         self._lock = threading.Lock()
@@ -113,36 +114,6 @@ class LocalChat:
             raise ModelError(f"chat template of {self._path}: {reason}") from error
         assert isinstance(text, str)
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def _load(
-    name: str, device: str, dtype: torch.dtype
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Tokenizer and weights; a directory is read without the network."""
-    local = Path(name).is_dir()
-    transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
-        loaded = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, local_files_only=local, output_loading_info=True
-        )
-        model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
-        model = model.to(torch.device(device)).eval()  # pyright: ignore[reportArgumentType]
-    except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
-        raise ModelError(
-            f"model {name!r} cannot be loaded: {reason}; give a directory with config.json, "
-            "weights and tokenizer, or the name of a model on the hub, and a device of this machine"
-        ) from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"model {name!r} cannot be loaded: {len(missing)} weights are missing, first "
-            f"{missing[0]}; the directory does not hold a complete causal language model"
-        )
-    if tokenizer.chat_template is None:
-        raise ModelError(f"model {name!r} has no chat template; use an instruction-tuned model")
-    return tokenizer, model
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:

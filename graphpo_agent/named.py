@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.fitting import annotations_of, fits
 
 __all__ = ["callable_of", "check_constructible", "constructed"]
 
@@ -42,7 +43,8 @@ def constructed(spec: Mapping[str, Any]) -> Any:
     try:
         return _named(spec["class"])(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{spec['class']} cannot be built so: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{spec['class']} cannot be built so: {reason}") from error
 
 
 def check_constructible(spec: Any) -> None:
@@ -59,13 +61,24 @@ def check_constructible(spec: Any) -> None:
             check_constructible(each)
     elif isinstance(spec, Mapping) and "class" in spec:
         arguments = {name: value for name, value in spec.items() if name != "class"}
-        try:
-            inspect.signature(_named(spec["class"])).bind(**arguments)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{spec['class']}: {error}") from None
+        _check_arguments(spec["class"], arguments)
         check_constructible(list(arguments.values()))
     elif _is_function(spec):
         _named(spec["function"])
+
+
+def _check_arguments(path: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless what is named takes these arguments, as far as it tells."""
+    function = _named(path)
+    try:
+        inspect.signature(function).bind(**arguments)
+        annotations = annotations_of(function)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    for name, value in arguments.items():
+        if name in annotations and not fits(value, annotations[name]):
+            wanted = inspect.formatannotation(annotations[name])
+            raise ConfigError(f"{path}: {name} must be of type {wanted}, found {value!r:.80}")
 
 
 def _is_function(value: Any) -> bool:

@@ -25,6 +25,7 @@ from retrievers.index_files import (
     read_manifest,
     refuse_inside,
 )
+from retrievers.index_options import check_bm25
 from retrievers.progress import progress
 
 __all__ = ["Backend", "Bm25Retriever", "build_bm25", "write_bm25"]
@@ -151,10 +152,7 @@ class Bm25Retriever:
 
 
 def _check_options(k1: float, b: float, stemmer: str | None, stopwords: str | None) -> None:
-    if not 0 <= k1 < float("inf"):
-        raise ToolError(f"bm25: k1 must be at least 0, found {k1}")
-    if not 0 <= b <= 1:
-        raise ToolError(f"bm25: b must be in [0, 1], found {b}")
+    check_bm25("bm25", k1, b)
     if stemmer is not None and stemmer not in Stemmer.algorithms():
         known = ", ".join(Stemmer.algorithms())
         raise ToolError(f"bm25: stemmer must be none or one of {known}, found {stemmer!r}")

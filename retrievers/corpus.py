@@ -8,7 +8,7 @@ import hashlib
 import json
 import mmap
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from retrievers.progress import progress
 
 __all__ = [
     "Corpus",
+    "checked_rows",
     "corpus_fingerprint",
     "line_ranges",
     "plain_text",
@@ -28,6 +29,7 @@ __all__ = [
     "scan_corpus",
 ]
 
+_FIELDS = ("id", "contents")
 _HEAD_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 24
 
@@ -72,7 +74,12 @@ class Corpus:
         Raises:
             DataError: the row is not a document.
         """
-        return _parse(f"{self.path}: row {row}", self.line(row), score)
+        line = self.line(row)
+        fields = _row(f"{self.path}: row {row}", line, _FIELDS)
+        contents = fields["contents"]
+        if b"\\ud" in line or b"\\uD" in line:
+            contents = plain_text(contents)
+        return Document(fields["id"], contents, score, fields.get("url"))
 
     def texts(self, start: int, stop: int) -> list[str]:
         """The contents of the rows in [start, stop)."""
@@ -98,9 +105,9 @@ def scan_corpus(path: Path) -> NDArray[np.int64]:
             is missing or no string, or an id is there twice (file, line and field).
     """
     ranges, hashes = array("q"), array("q")
-    for start, end, document in _documents(path):
+    for start, end, row in checked_rows(path, "checking the corpus", _FIELDS):
         ranges.extend((start, end))
-        hashes.append(hash(document.id))
+        hashes.append(hash(row["id"]))
     if not ranges:
         raise DataError(f"{path}: holds no documents")
     corpus = Corpus(path, np.frombuffer(ranges, dtype=np.int64).reshape(-1, 2))
@@ -148,39 +155,41 @@ def plain_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _documents(path: Path) -> Iterator[tuple[int, int, Document]]:
-    """Start, end and document of every line that is not blank."""
+def checked_rows(
+    path: Path, description: str, fields: Sequence[str]
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Start, end and object of every line that is not blank, each byte of the file shown as done.
+
+    Raises:
+        DataError: the file cannot be read, or a row is none (file, line and field).
+    """
     start = 0
     try:
         size = path.stat().st_size
-        with path.open("rb") as file, progress("checking the corpus", size, "B") as bar:
+        with path.open("rb") as file, progress(description, size, "B") as bar:
             for number, line in enumerate(file, start=1):
                 end = start + len(line)
                 if line.strip():
-                    yield start, end, _parse(f"{path}:{number}", line, None)
+                    yield start, end, _row(f"{path}:{number}", line, fields)
                 bar.update(len(line))
                 start = end
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _parse(place: str, line: bytes, score: float | None) -> Document:
+def _row(place: str, line: bytes, fields: Sequence[str]) -> dict[str, Any]:
+    """A JSON object whose ``fields`` are strings; its url, if it has one, too."""
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not valid JSON ({error})") from error
     if not isinstance(row, dict):
         raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
-    for field in ("id", "contents"):
+    optional = ["url"] if row.get("url") is not None else []
+    for field in (*fields, *optional):
         if not isinstance(row.get(field), str):
             raise DataError(f"{place}: field '{field}' must be a string")
-    url = row.get("url")
-    if url is not None and not isinstance(url, str):
-        raise DataError(f"{place}: field 'url' must be a string")
-    contents = row["contents"]
-    if b"\\ud" in line or b"\\uD" in line:
-        contents = plain_text(contents)
-    return Document(row["id"], contents, score, url)
+    return row
 
 
 def _refuse_repeated_ids(corpus: Corpus, hashes: NDArray[np.int64]) -> None:

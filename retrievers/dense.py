@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from graphpo_agent.encoder import EncoderEmbedder
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.types import Document
 from retrievers.corpus import plain_text
 from retrievers.encoders import EncoderSettings
@@ -59,13 +60,8 @@ class DenseRetriever:
                 is not installed; a setting that cannot be.
             ModelError: there is no usable encoder.
         """
-        for name, value in (
-            ("nprobe", nprobe),
-            ("ef_search", ef_search),
-            ("batch_size", batch_size),
-        ):
-            if value < 1:
-                raise ToolError(f"dense: {name} must be at least 1, found {value}")
+        check_counts("dense", nprobe=nprobe, ef_search=ef_search, batch_size=batch_size)
+        check_counts("dense", least=0, cached_queries=cached_queries)
         directory = Path(directory)
         self.manifest = read_manifest(directory, "dense")
         self._corpus = open_corpus(directory, self.manifest)

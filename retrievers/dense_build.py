@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import ModelError, ToolError
+from graphpo_agent.net.checks import check_counts
 from retrievers.corpus import Corpus, corpus_fingerprint, read_corpus
 from retrievers.encoders import EncoderSettings, resolve_encoder
 from retrievers.faiss_index import build_faiss, flat_vectors, map_faiss, parse_type
@@ -97,8 +98,7 @@ def build_dense(
         normalize=normalize,
         max_tokens=max_tokens,
     )
-    if batch_size < 1:
-        raise ToolError(f"dense index: batch_size must be at least 1, found {batch_size}")
+    check_counts("dense index", batch_size=batch_size)
     corpus = read_corpus(corpus_path)
     if faiss_index is not None:
         return _adopt(corpus, directory, encoder, Path(faiss_index))

@@ -1,9 +1,11 @@
 """Several retrievers as one: reciprocal rank fusion (Cormack, Clarke and Büttcher, 2009)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
@@ -36,9 +38,8 @@ class HybridRetriever:
         for retriever in retrievers:
             if not isinstance(retriever, Retriever):
                 raise ToolError(f"hybrid: retriever {retriever!r} has no search method")
-        if depth < 1:
-            raise ToolError(f"hybrid: depth must be at least 1, found {depth}")
-        if k < 0:
+        check_counts("hybrid", depth=depth)
+        if not 0 <= k < math.inf:
             raise ToolError(f"hybrid: k must not be below 0, found {k}")
         self._retrievers = tuple(retrievers)
         self._depth = depth

@@ -24,6 +24,19 @@ __all__ = [
     "remove_entries",
 ]
 
+_FIELDS: Mapping[str, type] = {
+    "corpus": str,
+    "corpus_bytes": int,
+    "corpus_head_sha256": str,
+    "num_docs": int,
+    "options": dict,
+}
+_OWN_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "bm25": {},
+    "lucene": {"index": str},
+    "dense": {"index": str, "factory": str, "dimension": int},
+}
+"""What a manifest holds, and what one of each kind holds besides."""
 _MEND = "build it with `graphpo index build KIND --corpus CORPUS --out DIR`"
 
 
@@ -95,16 +108,22 @@ def read_manifest(directory: Path, kind: str | None = None) -> dict[str, Any]:
     """What ``finish_index`` wrote.
 
     Raises:
-        ToolError: there is no index, or one of another kind.
+        ToolError: there is no index, one of another kind, or its manifest misses a field.
     """
     path = directory / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ToolError(f"{directory}: holds no index ({error}); {_MEND}") from error
-    if kind is not None and manifest.get("kind") != kind:
-        raise ToolError(f"{path}: field 'kind' must be {kind!r}, found {manifest.get('kind')!r}")
-    return manifest
+    given = manifest if isinstance(manifest, dict) else {}
+    found = str(given.get("kind"))
+    if found not in _OWN_FIELDS or kind not in (None, found):
+        wanted = kind or ", ".join(_OWN_FIELDS)
+        raise ToolError(f"{path}: field 'kind' must be {wanted}, found {found}; {_MEND}")
+    for field, type_ in {**_FIELDS, **_OWN_FIELDS[found]}.items():
+        if not isinstance(given.get(field), type_):
+            raise ToolError(f"{path}: field '{field}' must be a {type_.__name__}; {_MEND}")
+    return given
 
 
 def open_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:

@@ -77,7 +77,11 @@ def _merge_corpora(corpora: Sequence[Corpus], path: Path) -> Corpus:
     try:
         return read_corpus(path)
     except DataError as error:
-        raise DataError(f"index merge: the corpora do not go together ({error})") from error
+        names = ", ".join(str(corpus.path) for corpus in corpora)
+        where = str(error).replace(f"{path}:", "line ")
+        raise DataError(
+            f"index merge: {names} do not go together ({where}, counted through all)"
+        ) from error
 
 
 def _merge_bm25(work: Path, corpus: Corpus, options: Mapping[str, Any]) -> dict[str, Any]:

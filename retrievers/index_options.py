@@ -1,12 +1,13 @@
 """What can be chosen about an index, when it is built and when it is opened."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from graphpo_agent.errors import ToolError
 
-__all__ = ["BUILD_OPTIONS", "SEARCH_OPTIONS", "Option", "choose"]
+__all__ = ["BUILD_OPTIONS", "SEARCH_OPTIONS", "Option", "check_bm25", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,14 @@ def choose(
             )
         _check_type(kind, options[name], value)
     return {name: option.default for name, option in options.items()} | dict(given)
+
+
+def check_bm25(kind: str, k1: float, b: float) -> None:
+    """Raise ToolError unless these can be BM25's two parameters."""
+    for name, value, most in (("k1", k1, sys.float_info.max), ("b", b, 1)):
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            limits = "at least 0" if name == "k1" else "in [0, 1]"
+            raise ToolError(f"{kind}: {name} must be {limits}, found {value!r}")
 
 
 def _check_type(kind: str, option: Option, value: Any) -> None:

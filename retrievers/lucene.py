@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.errors import DataError, ToolError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.types import Document
 from retrievers.corpus import Corpus, line_ranges, plain_text, read_corpus
 from retrievers.index_files import (
@@ -22,12 +23,14 @@ from retrievers.index_files import (
     refuse_inside,
     relative_path,
 )
+from retrievers.index_options import check_bm25
 from retrievers.jvm import attached, java_command, java_exception, start_jvm
 from retrievers.progress import progress
 
 __all__ = ["LuceneRetriever", "build_lucene", "write_lucene"]
 
 _INDEX = "lucene"
+_MAX_WORDS = 2**31 - 1
 _INDEXER = "io.anserini.index.IndexCollection"
 _INDEXED = re.compile(r"([\d,]+) documents indexed")
 _LEFT_OUT = re.compile(r"(?:unindexable|skipped|errors): +([\d,]+)")
@@ -62,8 +65,7 @@ def build_lucene(
         ToolError: a directory that holds something else, or cannot be written; the extra lucene
             is missing; Java failed.
     """
-    if threads < 1:
-        raise ToolError(f"lucene: threads must be at least 1, found {threads}")
+    check_counts("lucene", threads=threads)
     refuse_inside(corpus_path, directory)
     java_command(heap)
     corpus = read_corpus(corpus_path)
@@ -144,8 +146,8 @@ class LuceneRetriever:
             ToolError: the index is missing or incomplete, its corpus has gone or changed, the
                 extra lucene is missing, or Java cannot run.
         """
-        if threads < 1:
-            raise ToolError(f"lucene: threads must be at least 1, found {threads}")
+        check_counts("lucene", threads=threads)
+        check_bm25("lucene", k1, b)
         directory = Path(directory)
         place, self._corpus = _locate(directory, Path(corpus) if corpus is not None else None)
         self._autoclass = start_jvm(heap)
@@ -171,6 +173,8 @@ class LuceneRetriever:
             reason = str(error).split("\n", 1)[0]
             raise ToolError(f"{place}: the Lucene index cannot be read ({reason})") from error
         searcher.set_bm25(k1, b)
+        # A query may have any number of words; Lucene refuses 1025.
+        self._autoclass("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(_MAX_WORDS)
         return searcher
 
     def _check_first_document(self, directory: Path) -> None:

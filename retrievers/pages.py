@@ -8,6 +8,7 @@ from typing import Any
 from graphpo_agent.errors import DataError
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.types import Document
+from retrievers.corpus import checked_rows
 
 __all__ = ["PageFile"]
 
@@ -26,21 +27,15 @@ class PageFile:
         Raises:
             DataError: the file is missing, holds no page or a row that cannot be used.
         """
-        self._path = Path(path)
-        self._ranges: dict[str, tuple[int, int]] = {}
-        start = 0
-        try:
-            with self._path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        url = _parse(f"{self._path}:{number}", line)["url"]
-                        self._ranges[url] = (start, start + len(line))
-                    start += len(line)
-                if not self._ranges:
-                    raise DataError(f"{self._path}: holds no pages")
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise DataError(f"{self._path}: cannot be read ({error.strerror})") from error
+        path = Path(path)
+        self._ranges = {
+            row["url"]: (start, end)
+            for start, end, row in checked_rows(path, "reading the pages", ("url", "contents"))
+        }
+        if not self._ranges:
+            raise DataError(f"{path}: holds no pages")
+        with path.open("rb") as file:
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
         """The number of addresses."""
@@ -68,16 +63,3 @@ class PageFile:
         if row is None:
             raise CallFailed("no_result", f"there is no page {url}")
         return Document(id=url, contents=row["contents"], url=url)
-
-
-def _parse(place: str, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{place}: not valid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
-    for field in ("url", "contents"):
-        if not isinstance(row.get(field), str):
-            raise DataError(f"{place}: field '{field}' must be a string")
-    return row

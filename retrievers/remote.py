@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
+from retrievers.corpus import plain_text
 from retrievers.failover import ServerPool
 from retrievers.together import Answer, search_batches, settle
 
-__all__ = ["RemotePages", "RemoteRetriever", "parse_hits", "sendable"]
+__all__ = ["RemotePages", "RemoteRetriever", "parse_hits"]
 
 _NOTHING_FOUND = "No search results found."
 _SEARCH_FAILED = "Search failed for query:"
@@ -43,7 +45,7 @@ class RemoteRetriever:
         urls: str | Sequence[str],
         *,
         deadline_s: float = 120.0,
-        tries: int = 10,
+        tries: int = 30,
         concurrency: int = 16,
         batch_size: int = 64,
         store: CallStore | None = None,
@@ -55,7 +57,7 @@ class RemoteRetriever:
                 to those without a path. Several servers share the queries and stand in for each
                 other (``retrievers.failover``).
             deadline_s: seconds for one request, tries and waits included.
-            tries: of one request.
+            tries: of one request; waits grow to 8 s, so that its time is up before 30 of them.
             concurrency: requests under way at once.
             batch_size: queries in one request. With a store each query has its own request, so
                 that an answer is found again whatever it was asked together with.
@@ -64,8 +66,7 @@ class RemoteRetriever:
         Raises:
             ToolError: no URL, one that cannot be used, or a limit out of range.
         """
-        if batch_size < 1:
-            raise ToolError(f"retriever: batch_size is {batch_size}; it must be at least 1")
+        check_counts("retriever", batch_size=batch_size)
         self._pool = ServerPool(
             "retriever",
             urls,
@@ -87,11 +88,11 @@ class RemoteRetriever:
             PartlyFailed: a query got no usable answer from any server; it has the others'.
             ToolError: the address is wrong, or what answers there is no retrieval server.
         """
-        unique = list(dict.fromkeys(map(sendable, queries)))
+        unique = list(dict.fromkeys(map(plain_text, queries)))
         size = self._batch_size
         batches = [unique[start : start + size] for start in range(0, len(unique), size)]
         found = search_batches(lambda batch: self._ask(batch, topk), batches, self._concurrency)
-        return settle([found[sendable(query)] for query in queries])
+        return settle([found[plain_text(query)] for query in queries])
 
     def _ask(self, batch: Sequence[str], topk: int) -> list[Answer]:
         body = {"queries": batch, "topk": topk, "return_scores": True}
@@ -127,7 +128,7 @@ class RemotePages:
             CallFailed: it has none (``no_result``), or no server answered.
             ToolError: the server's address is wrong, or what answers there serves no pages.
         """
-        [page], server = _result(self._pool, {"urls": [sendable(url)]}, 1, self._store)
+        [page], server = _result(self._pool, {"urls": [plain_text(url)]}, 1, self._store)
         documents = parse_hits([page], server)
         if not documents or not documents[0].contents.strip():
             raise CallFailed("no_result", f"there is no page {url}")
@@ -239,8 +240,3 @@ def _document(contents: str, fields: dict[str, Any], score: Any) -> Document:
 
 def _unknown(value: Any, server: str) -> ToolError:
     return ToolError(f"{server}: answered a result of an unknown shape: {json.dumps(value)[:100]}")
-
-
-def sendable(text: str) -> str:
-    """The text with half surrogate pairs, which a policy can write in JSON, as ``?``."""
-    return text.encode(errors="replace").decode()

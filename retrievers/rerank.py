@@ -6,17 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForSequenceClassification
 
 from graphpo_agent.errors import ModelError, ToolError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.pretrained import load_pretrained
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
 from retrievers.corpus import plain_text
@@ -61,16 +56,15 @@ class RerankRetriever:
         """
         if not isinstance(retriever, Retriever):
             raise ToolError(f"rerank: retriever {retriever!r} has no search method")
-        for name, value in (
-            ("depth", depth),
-            ("batch_size", batch_size),
-            ("max_tokens", max_tokens),
-        ):
-            if value < 1:
-                raise ToolError(f"rerank: {name} must be at least 1, found {value}")
+        check_counts("rerank", depth=depth, batch_size=batch_size, max_tokens=max_tokens)
         check_device(device)
         self._retriever = retriever
-        self._tokenizer, self._model = _load(str(model), device)
+        self._tokenizer, self._model = load_pretrained(
+            "sequence classifier", str(model), AutoModelForSequenceClassification, device=device
+        )
+        labels = self._model.config.num_labels
+        if labels not in (1, 2):
+            raise ModelError(f"cross-encoder {model} has {labels} labels; it must have 1 or 2")
         self._depth = depth
         self._batch_size = batch_size
         self._device = device
@@ -130,27 +124,3 @@ def _pair(query: str, document: Document) -> tuple[str, str]:
 def _best(documents: Sequence[Document], scores: Sequence[float], topk: int) -> list[Document]:
     order = sorted(range(len(documents)), key=lambda place: -scores[place])
     return [replace(documents[place], score=scores[place]) for place in order[:topk]]
-
-
-def _load(name: str, device: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Tokenizer and float32 weights; a directory is read without the network."""
-    local = Path(name).is_dir()
-    transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            name, dtype=torch.float32, local_files_only=local, output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ModelError(f"cross-encoder {name!r} cannot be loaded: {reason}") from error
-    if info["missing_keys"]:
-        raise ModelError(
-            f"cross-encoder {name!r} cannot be loaded: {len(info['missing_keys'])} weights are "
-            f"missing, first {min(info['missing_keys'])}; it must be a sequence classifier"
-        )
-    if model.config.num_labels not in (1, 2):
-        raise ModelError(
-            f"cross-encoder {name!r} has {model.config.num_labels} labels; it must have 1 or 2"
-        )
-    return tokenizer, model.to(torch.device(device)).eval()

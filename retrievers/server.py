@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.protocols import Retriever
 from retrievers.pages import PageFile
 from retrievers.server_app import RetrievalApp
@@ -75,9 +76,13 @@ def serve(
         0, the exit status.
 
     Raises:
-        ToolError: the port cannot be bound or the ready file not written.
+        ToolError: a limit that cannot be, a port that cannot be bound or a ready file that cannot
+            be written.
         GraphPOError: what the factory or the page file raised.
     """
+    count = (os.cpu_count() or 1) if workers is None else workers
+    check_counts("server", queue=queue, workers=count, max_batch=max_batch)
+    check_seconds("server", deadline_s=deadline_s)
     bounds = Bounds(topk, max_topk, max_queries, max_query_chars, max_body_bytes)
     app = RetrievalApp(serves, bounds, max_unanswered=queue, deadline_s=deadline_s)
     with _listening(host, port) as listener:
@@ -89,7 +94,6 @@ def serve(
             page_file = None if pages is None else PageFile(pages)
             retriever = retriever_factory()
             gc.freeze()  # an index is never garbage: collections need not look at it
-            count = workers or os.cpu_count() or 1
             app.serve_from(retriever, page_file, workers=count, max_batch=max_batch)
             ready.write()
             print(f"serving on http://{address}", flush=True)
@@ -102,12 +106,12 @@ def serve(
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(deadline_s) + 1,
         )
-        try:
-            with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            try:
                 runner.run(_serve(_Server(config), listener, load))
-        finally:
-            app.close()
-            ready.remove()
+            finally:  # while there still is a loop that a search may answer to
+                app.close()
+                ready.remove()
     return 0
 
 
@@ -180,23 +184,28 @@ class _ReadyFile:
         """Remove what an earlier server left."""
         self._path = path
         self._address = address
+        self._over = False
+        self._lock = threading.Lock()
         if path is not None:
             with self._errors():
                 path.unlink(missing_ok=True)
 
     def write(self) -> None:
-        """At once and whole."""
+        """At once and whole; not when it was removed already."""
         if self._path is not None:
             new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            with self._errors():
-                new.write_text(self._address)
-                new.replace(self._path)
+            with self._lock, self._errors():
+                if not self._over:
+                    new.write_text(self._address)
+                    new.replace(self._path)
 
     def remove(self) -> None:
         """Unless another server's has taken its place."""
         path = self._path
-        if path is not None and path.exists() and path.read_text() == self._address:
-            path.unlink()
+        with self._lock:
+            self._over = True
+            if path is not None and path.exists() and path.read_text() == self._address:
+                path.unlink()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -9,11 +9,13 @@ is a row ``{"url": "...", "contents": "..."}`` and null stands for one that is n
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
+from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.types import Document
 
 __all__ = ["Bounds", "Refusal", "RetrieveRequest", "parse_access", "parse_retrieve", "render"]
@@ -32,6 +34,11 @@ class Bounds:
     max_queries: int
     max_query_chars: int
     max_body_bytes: int
+
+    def __post_init__(self) -> None:
+        check_counts("server", **asdict(self))
+        if self.topk > self.max_topk:
+            raise ToolError(f"server: topk is {self.topk}, more than max_topk, {self.max_topk}")
 
 
 class Refusal(Exception):

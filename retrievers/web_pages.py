@@ -5,7 +5,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.secrets import secret_from_env
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.types import Document
-from retrievers.remote import sendable
+from retrievers.corpus import plain_text
 
 __all__ = ["JinaReader"]
 
@@ -66,7 +66,7 @@ class JinaReader:
         """
         if not url.lower().startswith(("http://", "https://")):
             raise CallFailed("bad_arguments", f"{url[:200]!r} is no http address")
-        reply = self._service.call("POST", self._url, body={"url": sendable(url)}).json()
+        reply = self._service.call("POST", self._url, body={"url": plain_text(url)}).json()
         data = reply.get("data") if isinstance(reply, dict) else None
         page = data if isinstance(data, dict) else {}
         content = page.get("content")

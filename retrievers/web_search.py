@@ -5,12 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
+from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.types import Document
-from retrievers.remote import sendable
+from retrievers.corpus import plain_text
 from retrievers.together import search_batches, settle
-from graphpo_agent.net.blocklist import BlockList
 
 __all__ = ["Shared", "WebSearch", "answer_document", "is_chinese", "items", "result_document"]
 
@@ -90,7 +90,7 @@ class WebSearch(ABC):
             QuotaError: the account is used up.
             ToolError: the key or another setting is wrong.
         """
-        asked = [" ".join(sendable(query).split())[:_MAX_QUERY_CHARS] for query in queries]
+        asked = [" ".join(plain_text(query).split())[:_MAX_QUERY_CHARS] for query in queries]
         unique = [query for query in dict.fromkeys(asked) if query]
         batches = [[query] for query in unique]
         found = search_batches(lambda b: [self._one(b[0], topk)], batches, self._concurrency)

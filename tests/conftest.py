@@ -1,8 +1,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.worlds import make_world
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from transformers import (
 
 from graphpo_agent.data.toy_model import make_toy_tokenizer
 from graphpo_agent.encoder import EncoderEmbedder
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import GraphPOError, ModelError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", "karo", "venn", "mentor", "born", "1987"]
 TEXTS = ["karo venn", "mentor", "karo venn mentor born 1987", "born", "karo venn born"]
@@ -113,3 +113,17 @@ def test_unusable_model_is_one_clear_line(tmp_path, directory, spoil):
     with pytest.raises(ModelError, match="cannot be loaded") as caught:
         EncoderEmbedder(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": "max"}, "pooling must be one of mean, cls, last, found 'max'"),
+        ({"device": "abacus"}, "cannot be loaded.*abacus"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_clear_line(directory, options, message):
+    with pytest.raises(GraphPOError, match=message) as caught:
+        EncoderEmbedder(directory, **options)
+    assert "\n" not in str(caught.value)

@@ -19,6 +19,11 @@ class Whole:
         self.number = int(number)
 
 
+class Odd:
+    def __init__(self, number: Any) -> None:
+        raise ValueError(f"{number}\nis even")
+
+
 HERE = "tests.test_named:Pair"
 TASK = Task("t", "q", ("oak tree",))
 
@@ -64,6 +69,18 @@ def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:
         ({"class": HERE, "left": {"class": 5}}, "5: write module:name"),
         ({"class": ".tests:Pair"}, "cannot find '.tests:Pair'"),
         ({"class": "builtins:dict", "a": 1}, "no signature found"),
+        (
+            {"class": "graphpo_agent.net.client:Limits", "tries": "many"},
+            "tries must be of type int",
+        ),
+        (
+            {"class": "retrievers.remote:RemoteRetriever", "urls": "h:1", "store": "calls.sqlite"},
+            "store must be of type .*CallStore | None, found 'calls.sqlite'",
+        ),
+        (
+            {"class": "retrievers.web:SerperSearch", "blocked_hosts": "a.org"},
+            "blocked_hosts must be of type",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_one_line_before_anything_is(spec: Any, says: str) -> None:
@@ -77,6 +94,8 @@ def test_a_value_that_the_class_cannot_use_is_one_line() -> None:
     check_constructible(spec)
     with pytest.raises(ConfigError, match="test_named:Whole cannot be built so: invalid lit"):
         constructed(spec)
+    with pytest.raises(ConfigError, match="test_named:Odd cannot be built so: 2 is even"):
+        constructed({"class": "tests.test_named:Odd", "number": 2})
 
 
 def test_an_object_that_is_not_called_so_is_refused() -> None:

@@ -33,6 +33,15 @@ _MAX_CHARACTERS = 2048
 _PORTS = {"http": 80, "https": 443}
 _GLOBAL_IPV6 = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
+_SPECIAL: tuple[Network, ...] = (
+    IPv4Network("192.0.0.0/24"),
+    IPv4Network("192.88.99.0/24"),
+    IPv4Network("168.63.129.16/32"),
+    IPv6Network("2001::/23"),
+    IPv6Network("3fff::/20"),
+)
+"""Not everybody's, whatever this Python's ``ipaddress`` knows: protocol assignments (RFC 6890; a
+cloud answers with its credentials there), old relays, a cloud's own service, documentation."""
 _UNWANTED = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
 _LABEL = "[a-z0-9_][a-z0-9_-]{0,62}"
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*\.?|\[[0-9a-f:.]+\]")
@@ -142,12 +151,14 @@ def is_public(address: str) -> bool:
     carry. IPv6 outside 2000::/3 is not global unicast (RFC 4291, section 2.4).
     """
     ip = ipaddress.ip_address(address)
-    if isinstance(ip, IPv4Address):
-        return ip.is_global and not (ip.is_multicast or ip.is_reserved)
-    carried = _carried(ip)
+    carried = _carried(ip) if isinstance(ip, IPv6Address) else ()
     if carried:
         return all(is_public(str(each)) for each in carried)
-    return ip in _GLOBAL_IPV6 and ip.is_global and not (ip.is_multicast or ip.is_reserved)
+    if any(ip in network for network in _SPECIAL):
+        return False
+    if isinstance(ip, IPv6Address) and ip not in _GLOBAL_IPV6:
+        return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved)
 
 
 def _carried(ip: IPv6Address) -> tuple[IPv4Address, ...]:

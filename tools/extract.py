@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
 from graphpo_agent.types import Message
 from tools.html import clean_text
-from tools.limits import check_counts
 
 __all__ = ["Evidence", "EvidenceExtractor", "parse_evidence"]
 

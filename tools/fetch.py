@@ -14,6 +14,7 @@ import certifi
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
+from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.reply import Reply
 from graphpo_agent.net.store import CallStore, request_key
@@ -22,7 +23,6 @@ from tools.addresses import Network, WebAddress, literal_address, parse_address,
 from tools.exchange import Deadline, exchange, within
 from tools.html import clean_text, decode_page
 from tools.html_pool import HtmlPool
-from tools.limits import check_counts, check_seconds
 from tools.robots import RobotRules
 
 __all__ = ["Resolver", "WebReader", "resolve"]

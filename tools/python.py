@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.types import ToolResult
 from tools.sandbox import Limits, Sandbox, SandboxResult
@@ -70,16 +70,17 @@ class PythonTool:
             ToolError: an argument out of range, an interpreter that does not run, or no
                 isolation that works on this machine.
         """
-        _at_least("deadline_s", deadline_s, 0.5)
-        _at_least("memory_mib", memory_mib, 64)
-        _at_least("max_output_characters", max_output_characters, 400)
-        _at_least("concurrency", concurrency, 1)
-        limits = Limits(deadline_s=deadline_s, memory_bytes=int(memory_mib) * 2**20)
+        owner = "python tool"
+        check_seconds(owner, above=0.25, deadline_s=deadline_s)  # Python itself takes 0.1
+        check_counts(owner, concurrency=concurrency)
+        check_counts(owner, least=64, memory_mib=memory_mib)
+        check_counts(owner, least=400, max_output_characters=max_output_characters)
+        limits = Limits(deadline_s=deadline_s, memory_bytes=memory_mib * 2**20)
         self._sandbox = Sandbox(isolation, python, limits)
         self._limits = limits
-        self._max_output_characters = int(max_output_characters)
+        self._max_output_characters = max_output_characters
         cores = len(os.sched_getaffinity(0))
-        self._workers = ThreadPoolExecutor(min(int(concurrency), cores), "python-tool")
+        self._workers = ThreadPoolExecutor(min(concurrency, cores), "python-tool")
         self.description = (
             "Runs a Python 3 program and returns what it prints. Nothing is kept between calls; "
             f"there is no network; it may take {deadline_s:g} seconds and {memory_mib} MiB."
@@ -112,11 +113,6 @@ class PythonTool:
         if not printed and not end:
             return "[no output: print what you want to see]"
         return printed + ("\n" if end and printed and not printed.endswith("\n") else "") + end
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
-        raise ToolError(f"python tool: {name} must be at least {least:g}, found {value!r}")
 
 
 def _error(result: SandboxResult) -> str:

@@ -5,11 +5,11 @@ from typing import Any
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document, Finding, ToolResult
 from retrievers.together import Answer, answers_of
-from tools.limits import check_counts
 
 __all__ = ["SearchTool"]
 

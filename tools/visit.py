@@ -8,11 +8,11 @@ from typing import Any, get_args
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
+from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import PageReader
 from graphpo_agent.types import Document, FailureKind, Finding, ToolResult
 from tools.extract import EvidenceExtractor
-from tools.limits import check_counts, check_seconds
 
 __all__ = ["VisitTool"]
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import requests
 
 from graphpo_agent.errors import QuotaError, ToolError
+from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.reply import Reply, Verdict, classify_json, classify_status
 from graphpo_agent.net.secrets import Redactor, without_user
@@ -62,18 +63,13 @@ class Limits:
     max_bytes: int = 8 * 2**20
 
     def __post_init__(self) -> None:
-        lowest = (
-            ("tries", self.tries, 1),
-            ("concurrency", self.concurrency, 1),
-            ("max_bytes", self.max_bytes, 1),
-            ("max_backoff_s", self.max_backoff_s, 0),
+        owner = "limits of a service"
+        check_counts(
+            owner, tries=self.tries, concurrency=self.concurrency, max_bytes=self.max_bytes
         )
-        for name, value, least in lowest:
-            if not value >= least:
-                raise ToolError(f"{name} is {value}; it must be at least {least}")
-        for name, value in (("deadline_s", self.deadline_s), ("per_second", self.per_second)):
-            if value is not None and not value > 0:
-                raise ToolError(f"{name} is {value}; it must be above 0")
+        check_seconds(owner, deadline_s=self.deadline_s, max_backoff_s=self.max_backoff_s)
+        if self.per_second is not None:
+            check_seconds(owner, per_second=self.per_second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.chat import bearer, classify_openai
+from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
@@ -40,6 +41,7 @@ class _ServedEmbedder:
         concurrency: int,
         prefix: str,
     ) -> None:
+        check_counts("embeddings", batch_size=batch_size)
         self._failed = 0
         self._service = service
         self._url = url

@@ -27,7 +27,7 @@ def test_both_servers_and_both_clients_give_the_same_answers(made):
     directory, queries = made
     answers = []
     for name in NAMES:
-        with running(name, directory / "bm25", {}, directory) as (address, pid):
+        with running(name, directory / "bm25", directory) as (address, pid):
             body = {"queries": queries, "topk": 3, "return_scores": True}
             answers.append(requests.post(f"http://{address}/retrieve", json=body).json())
             found = CLIENTS["ours"](address, 2)(queries)

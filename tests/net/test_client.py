@@ -1,4 +1,5 @@
 import gzip
+import math
 import threading
 import time
 
@@ -212,16 +213,34 @@ def test_page_in_place_of_json_is_transient_where_json_is_expected():
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:8000/x", "ftp://host/x", "/x", "http://", "http://[::1", "http://u:pw@host/", ""],
+    [
+        "localhost:8000/x",
+        "ftp://host/x",
+        "/x",
+        "http://",
+        "http://[::1",
+        "http://u:hunter2@host/",
+        "",
+    ],
 )
 def test_unusable_address_is_one_clear_line(url):
     with pytest.raises(ToolError, match="cannot be sent") as caught:
         HttpService("s").call("GET", url)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "limits", [{"tries": 0}, {"deadline_s": 0}, {"per_second": 0.0}, {"max_backoff_s": -1}]
+    "limits",
+    [
+        {"tries": 0},
+        {"tries": "3"},
+        {"concurrency": 1.5},
+        {"deadline_s": 0},
+        {"deadline_s": math.inf},
+        {"deadline_s": "30"},
+        {"per_second": 0.0},
+        {"max_backoff_s": -1},
+    ],
 )
 def test_senseless_limits_are_refused(limits):
     with pytest.raises(ToolError, match=next(iter(limits))):
@@ -295,7 +314,7 @@ def test_requests_are_spaced_retries_included(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
     with serving(in_turn(answer({}), answer({}, 500), answer({}))) as server:
-        service = HttpService("s", limits=Limits(per_second=0.1, max_backoff_s=0.0))
+        service = HttpService("s", limits=Limits(per_second=0.1, max_backoff_s=0.001))
         service.call("GET", server.url)
         service.call("GET", server.url)
     assert slept == pytest.approx([0, 10, 10]) and len(server.requests) == 3

@@ -1,4 +1,5 @@
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,12 @@ from tests.net.servers import always, answer, serving
 def vector(text):
     """What the test servers embed a text as."""
     return [float(len(text)), float(sum(map(ord, text)) % 97), 1.0]
+
+
+@pytest.mark.parametrize("make", [partial(OpenAIEmbedder, model="m"), TeiEmbedder])
+def test_a_batch_without_texts_is_refused(make):
+    with pytest.raises(ToolError, match="batch_size must be a whole number of at least 1"):
+        make("http://127.0.0.1:1", batch_size=0)
 
 
 def openai_server(before, request):

@@ -252,7 +252,9 @@ def test_another_encoder_at_search_time_is_noticed(world, tmp_path, encoder):
         DenseRetriever(world / "SQ8", index_device="cuda")
     with pytest.raises(ToolError, match="device 'cuda:77' cannot be used"):
         DenseRetriever(world / "Flat", device="cuda:77")
-    with pytest.raises(ToolError, match="nprobe must be at least 1"):
+    with pytest.raises(ToolError, match="cached_queries must be a whole number of at least 0"):
+        DenseRetriever(world / "Flat", cached_queries=-1)
+    with pytest.raises(ToolError, match="nprobe must be a whole number of at least 1"):
         DenseRetriever(world / "IVF,SQ8", nprobe=0)
     (world / "HNSW16" / "index.faiss").rename(world / "HNSW16" / "elsewhere")
     with pytest.raises(ToolError, match="there is no faiss index"):

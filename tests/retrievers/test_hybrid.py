@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 
 import pytest
@@ -108,8 +109,12 @@ def test_two_real_rankings_are_fused(tmp_path):
     [
         ({"retrievers": [Fixed("a")]}, "at least 2 retrievers, found 1"),
         ({"retrievers": [Fixed("a"), "bm25"]}, "'bm25' has no search method"),
-        ({"retrievers": [Fixed("a"), Fixed("b")], "depth": 0}, "depth must be at least 1"),
+        (
+            {"retrievers": [Fixed("a"), Fixed("b")], "depth": 0},
+            "depth must be a whole number of at least 1",
+        ),
         ({"retrievers": [Fixed("a"), Fixed("b")], "k": -1}, "k must not be below 0"),
+        ({"retrievers": [Fixed("a"), Fixed("b")], "k": math.nan}, "k must not be below 0"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, message):

@@ -163,7 +163,7 @@ def test_indexes_that_do_not_go_together_are_not_merged(tmp_path, encoder):
         ("bm25", {"b": "0.4"}, ToolError, "b must be of type float, found '0.4'"),
         ("dense", {}, ToolError, "needs model"),
         ("dense", {"model": "/no/e5"}, ModelError, "cannot be loaded"),
-        ("lucene", {"threads": 0}, ToolError, "threads must be at least 1"),
+        ("lucene", {"threads": 0}, ToolError, "threads must be a whole number of at least 1"),
         ("lucene", {"heap": "2 GB"}, ToolError, "heap must be a size"),
     ],
 )
@@ -186,6 +186,30 @@ def test_an_index_that_cannot_be_opened_is_told(tmp_path):
     for use in (open_index, describe_index):
         with pytest.raises(ToolError, match=r"its corpus .* cannot be read"):
             use(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], "field 'kind' must be bm25, lucene, dense, found None"),
+        ({"kind": None}, "field 'kind' must be"),
+        ({"kind": "web"}, "field 'kind' must be bm25, lucene, dense, found web"),
+        ({"kind": "dense"}, "field 'index' must be a str"),
+        ({"options": None}, "field 'options' must be a dict"),
+        ({"corpus": 5}, "field 'corpus' must be a str"),
+        ({"num_docs": "10"}, "field 'num_docs' must be a int"),
+    ],
+)
+def test_a_manifest_of_something_else_is_one_line(tmp_path, change, message):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(10))
+    build_index("bm25", corpus, tmp_path / "index")
+    file = tmp_path / "index" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps(manifest | change if isinstance(change, dict) else change))
+    for use in (open_index, describe_index):
+        with pytest.raises(ToolError, match=message) as caught:
+            use(tmp_path / "index")
+        assert "\n" not in str(caught.value)
 
 
 def test_every_kind_has_options_with_help():

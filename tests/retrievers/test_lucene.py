@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import random
 import signal
@@ -63,6 +64,13 @@ def test_k1_and_b_are_lucenes_own(world):
         assert [d.score for d in ours] == pytest.approx([d.score for d in theirs], abs=1e-4)
 
 
+@pytest.mark.parametrize("arguments", [{"b": 1.5}, {"k1": -1.0}, {"k1": math.inf}])
+def test_parameters_that_cannot_be_are_one_line(world, arguments):
+    [name] = arguments
+    with pytest.raises(ToolError, match=f"lucene: {name} must be"):
+        LuceneRetriever(world / "index", **arguments)
+
+
 def test_odd_queries_find_what_they_can(world):
     retriever = LuceneRetriever(world / "index")
     odd = ["", "  ", "???", 'AND ("', "nothingknown", "樹", "the of", "a\0b", "\ud800", "x:[* TO"]
@@ -70,6 +78,8 @@ def test_odd_queries_find_what_they_can(world):
     [found, long] = retriever.search(["(alder0) \ud800 AND", "alder0 " * 5000], 3)
     [plain] = retriever.search(["alder0"], 3)
     assert [d.id for d in found] == [d.id for d in plain] and len(long) == 3
+    many = " ".join(["alder0", *(f"unknown{number}" for number in range(3000))])
+    assert retriever.search([many, "alder0"], 3) == [plain, plain]
     assert retriever.search([], 3) == []
     texts = passages(3000, words=25)
     assert all(d.contents == texts[int(d.id[1:])] for d in plain)

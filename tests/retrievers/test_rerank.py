@@ -92,7 +92,7 @@ def test_a_query_that_the_first_retriever_fails_at_fails_alone(bm25, model):
 def test_models_that_are_no_cross_encoders_are_refused(bm25, tmp_path):
     with pytest.raises(ModelError, match="cannot be loaded"):
         RerankRetriever(bm25, tmp_path / "nothing")
-    with pytest.raises(ModelError, match="must be a sequence classifier"):
+    with pytest.raises(ModelError, match="not hold a complete sequence classifier"):
         RerankRetriever(bm25, make_encoder(tmp_path / "plain"))
     with pytest.raises(ModelError, match="has 3 labels"):
         RerankRetriever(bm25, make_encoder(tmp_path / "three", 3))
@@ -101,7 +101,7 @@ def test_models_that_are_no_cross_encoders_are_refused(bm25, tmp_path):
 def test_arguments_that_cannot_be_are_refused(bm25):
     with pytest.raises(ToolError, match="has no search method"):
         RerankRetriever("bm25", "model")  # pyright: ignore
-    with pytest.raises(ToolError, match="depth must be at least 1"):
+    with pytest.raises(ToolError, match="depth must be a whole number of at least 1"):
         RerankRetriever(bm25, "model", depth=0)
     for device in ("cuda:77", "toaster"):
         with pytest.raises(ToolError, match=f"device '{device}' cannot be used"):

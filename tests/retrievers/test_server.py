@@ -292,6 +292,11 @@ def test_what_cannot_be_served_is_one_line_and_status_2(tmp_path, server):
     cases = {
         f"cannot listen on 127.0.0.1:{port} ": {"port": port},
         "cannot listen on 127.0.0.1:99999 ": {"port": 99999},
+        "server: workers must be a whole number of at least 1": {"workers": 0},
+        "server: queue must be a whole number of at least 1": {"queue": 0},
+        "server: max_queries must be a whole number of at least 1": {"max_queries": 0},
+        "server: topk is 101, more than max_topk, 100": {"topk": 101},
+        "server: deadline_s must be a number above 0": {"deadline_s": -1.0},
         "the index has gone": {"loading_fails": "the index has gone"},
         "pages.jsonl:2: field 'url' must be a string": {"pages": str(tmp_path / "pages.jsonl")},
         "none.jsonl: cannot be read": {"pages": str(tmp_path / "none.jsonl")},

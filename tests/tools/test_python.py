@@ -126,6 +126,8 @@ def test_programs_at_once_are_bounded_over_all_threads(tool):
         {"deadline_s": 0},
         {"deadline_s": float("nan")},
         {"deadline_s": "10"},
+        {"deadline_s": float("inf")},
+        {"memory_mib": 1024.5},
         {"memory_mib": 1},
         {"max_output_characters": 10},
         {"concurrency": 0},
@@ -134,5 +136,5 @@ def test_programs_at_once_are_bounded_over_all_threads(tool):
 )
 def test_arguments_out_of_range_are_told_in_one_line(arguments):
     [name] = arguments
-    with pytest.raises(ToolError, match=f"python tool: {name} must be at least"):
+    with pytest.raises(ToolError, match=f"python tool: {name} must be a "):
         PythonTool(**arguments)

@@ -1,0 +1,38 @@
+"""Checks of the numbers that a configuration gives to a tool, a retriever or a service."""
+
+import math
+
+from graphpo_agent.errors import ToolError
+
+__all__ = ["check_counts", "check_seconds"]
+
+
+def check_counts(owner: str, *, least: int = 1, **counts: object) -> None:
+    """Let whole numbers of at least ``least`` pass.
+
+    Example: ``check_counts("search tool", topk=0)`` raises ``search tool: topk must be a whole
+    number of at least 1, found 0``.
+
+    Raises:
+        ToolError: one of them is something else; names it.
+    """
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ToolError(
+                f"{owner}: {name} must be a whole number of at least {least}, found {value!r}"
+            )
+
+
+def check_seconds(owner: str, *, above: float = 0.0, **seconds: object) -> None:
+    """Let finite numbers above ``above`` pass.
+
+    Raises:
+        ToolError: one of them is something else; names it.
+    """
+    for name, value in seconds.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            usable = False
+        else:
+            usable = above < value < math.inf
+        if not usable:
+            raise ToolError(f"{owner}: {name} must be a number above {above:g}, found {value!r}")

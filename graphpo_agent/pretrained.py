@@ -1,0 +1,61 @@
+"""Reading a frozen model and its tokenizer from a directory or from the hub."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from graphpo_agent.errors import ModelError
+
+__all__ = ["load_pretrained"]
+
+
+def load_pretrained(
+    kind: str,
+    name: str,
+    auto_class: Any,
+    *,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    optional: str = "\0",
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """A tokenizer and a complete model for inference; a directory is read without the network.
+
+    Example: ``load_pretrained("encoder", "intfloat/e5-base-v2", AutoModel, device="cpu")``
+
+    Args:
+        kind: what messages call it.
+        name: a directory in the Hugging Face layout, or a model name.
+        auto_class: of transformers, such as ``AutoModel``.
+        device: where it is to run.
+        dtype: of its weights.
+        optional: weights whose names begin so may be missing.
+
+    Raises:
+        ModelError: there is no usable model or tokenizer at ``name``, weights are missing, or
+            there is no such device.
+    """
+    local = Path(name).is_dir()
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+        model, info = auto_class.from_pretrained(
+            name, dtype=dtype, local_files_only=local, output_loading_info=True
+        )
+        model = model.to(torch.device(device)).eval()
+    except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+        raise ModelError(
+            f"{kind} {name!r} cannot be loaded: {reason}; give a directory with config.json, "
+            "weights and tokenizer, or the name of a model on the hub, and a device of this machine"
+        ) from error
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(optional))
+    if missing:
+        raise ModelError(
+            f"{kind} {name!r} cannot be loaded: {len(missing)} weights are missing, first "
+            f"{missing[0]}; the directory does not hold a complete {kind}"
+        )
+    return tokenizer, model
