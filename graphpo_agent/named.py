@@ -1,14 +1,19 @@
 """What a configuration names by import path: functions, and objects with their arguments."""
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.fitting import annotations_of, fits
 
 __all__ = ["callable_of", "check_constructible", "constructed"]
+
+
+_AS_IN_YAML = ConfigDict(arbitrary_types_allowed=True, strict=True)
 
 
 def callable_of(spec: str | Mapping[str, Any], *parameters: str) -> Callable[..., Any]:
@@ -72,13 +77,45 @@ def _check_arguments(path: Any, arguments: Mapping[str, Any]) -> None:
     function = _named(path)
     try:
         inspect.signature(function).bind(**arguments)
-        annotations = annotations_of(function)
+        annotations = _annotations(function)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
     for name, value in arguments.items():
-        if name in annotations and not fits(value, annotations[name]):
+        if name in annotations and not _fits(value, annotations[name]):
             wanted = inspect.formatannotation(annotations[name])
             raise ConfigError(f"{path}: {name} must be of type {wanted}, found {value!r:.80}")
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """Those of the named arguments, and of ``**settings: Unpack[Settings]``."""
+    found: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            found[parameter.name] = parameter.annotation
+        elif get_origin(parameter.annotation) is Unpack:
+            found |= get_type_hints(*get_args(parameter.annotation))
+    return {name: kind for name, kind in found.items() if kind is not inspect.Parameter.empty}
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a value from YAML may be passed; objects that are yet to be built may."""
+    if _is_to_be_built(value):
+        return True
+    try:
+        adapter = TypeAdapter(annotation, config=_AS_IN_YAML)
+    except PydanticUserError:  # an annotation that says nothing about plain values
+        return True
+    try:
+        adapter.validate_json(json.dumps(value, default=str))
+    except ValidationError:
+        return False
+    return True
+
+
+def _is_to_be_built(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_to_be_built(each) for each in value)
+    return isinstance(value, Mapping) and ("class" in value or _is_function(value))
 
 
 def _is_function(value: Any) -> bool:
