@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
 
 from graphpo_agent.errors import ConfigError
 
@@ -103,7 +104,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return True
     try:
         adapter = TypeAdapter(annotation, config=_AS_IN_YAML)
-    except PydanticUserError:  # an annotation that says nothing about plain values
+    except (PydanticUserError, SchemaError):  # it says nothing about plain values
         return True
     try:
         adapter.validate_json(json.dumps(value, default=str))

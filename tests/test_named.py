@@ -1,9 +1,12 @@
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 import pytest
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.named import callable_of, check_constructible, constructed
+from graphpo_agent.net.store import CallStore
 from graphpo_agent.rewards.qa import token_f1
 from graphpo_agent.types import Outcome, Task
 
@@ -101,3 +104,68 @@ def test_a_value_that_the_class_cannot_use_is_one_line() -> None:
 def test_an_object_that_is_not_called_so_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be called with"):
         callable_of("graphpo_agent.rewards.qa:normalize_answer", "task", "outcome")
+
+
+@runtime_checkable
+class Reads(Protocol):
+    def read(self) -> str: ...
+
+
+class Unchecked(Protocol):
+    def read(self) -> str: ...
+
+
+class Settings(TypedDict, total=False):
+    tries: int
+
+
+OBJECT = {"class": HERE, "left": 1}
+FUNCTION = {"function": "graphpo_agent.rewards.qa:token_f1"}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (int, [3, 0], [1.5, True, "3", None, [3]]),
+        (float, [3, 0.5], [True, "3", None]),
+        (float | None, [3, 0.5, None], ["3", []]),
+        (bool, [True], [1, "yes", None]),
+        (str, ["", "a"], [3, None, ["a"]]),
+        (Path | str, ["a"], [3, None]),
+        (Path, ["a"], [3]),
+        (Sequence[str], [[], ["a"]], ["a", [3], None, {"a": 1}]),
+        (str | Sequence[str], ["a", ["a"]], [3, [3]]),
+        (Sequence[Reads], [[OBJECT]], [["a"], "a"]),
+        (tuple[int, ...], [[1, 2]], [1, ["a"]]),
+        (Literal["a"] | Literal[False], ["a", False], ["b", True]),
+        (Mapping[str, Any] | None, [{"a": 1}, {}, None], [3, "a", []]),
+        (Callable[[str], str], [FUNCTION], ["some:thing", 3]),
+        (Reads, [OBJECT, FUNCTION], ["a", 3, None, {"a": 1}]),
+        (CallStore | None, [OBJECT, None], ["calls.sqlite", 3]),
+        (Any, [3, "a", None, OBJECT], []),
+        (Unchecked, [3, OBJECT], []),
+        ("AForwardReference", [3, None], []),
+    ],
+)
+def test_arguments_are_of_the_annotated_types(
+    annotation: Any, good: list[Any], bad: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(value): ...
+
+    take.__annotations__ = {"value": annotation}
+    monkeypatch.setattr("tests.test_named.take", take, raising=False)
+    for value in good:
+        check_constructible({"class": "tests.test_named:take", "value": value})
+    for value in bad:
+        with pytest.raises(ConfigError, match="value must be of type"):
+            check_constructible({"class": "tests.test_named:take", "value": value})
+
+
+def take_settings(name: str, free=None, **settings: Unpack[Settings]) -> None: ...
+
+
+def test_settings_behind_stars_are_arguments_too() -> None:
+    spec = {"class": "tests.test_named:take_settings", "name": "a", "free": [1], "tries": 3}
+    check_constructible(spec)
+    with pytest.raises(ConfigError, match="tries must be of type int"):
+        check_constructible(spec | {"tries": "many"})
