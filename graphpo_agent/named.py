@@ -104,12 +104,11 @@ def _fits(value: Any, annotation: Any) -> bool:
         return True
     try:
         adapter = TypeAdapter(annotation, config=_AS_IN_YAML)
-    except (PydanticUserError, SchemaError):  # it says nothing about plain values
-        return True
-    try:
         adapter.validate_json(json.dumps(value, default=str))
     except ValidationError:
         return False
+    except (PydanticUserError, SchemaError):  # the annotation says nothing about plain values
+        return True
     return True
 
 
