@@ -6,7 +6,7 @@ Server: requests of many clients at once against ``graphpo serve``'s server and 
 for Search-R1's server design (see ``retrieval_parts/stand_in.py``), over one and the same index, in
 turn. Client: ``RemoteRetriever`` and a bare ``requests.post`` a call, against our server.
 Indexes: each is built and searched in a process of its own. Corpus, queries and vectors are
-generated. Needs the extras lucene and dense, and fastapi for the stand-in.
+generated. Needs the extra lucene, and fastapi for the stand-in.
 """
 
 import argparse

@@ -16,7 +16,8 @@ landlock       opens only those, and an empty directory on disk;     sees the ho
                directory's total size is not bounded                 threads bounded by memory only
 =============  ====================================================  ============================
 
-The system-call filter (``tools.sandbox_filter``) is part of all three. ``none`` has to be asked
+An interpreter below /tmp makes the empty directory /scratch. The system-call filter
+(``tools.sandbox_filter``) is part of all three. ``none`` has to be asked
 for: limits and a deadline only, against accidents, no protection against intent.
 """
 

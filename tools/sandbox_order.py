@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -77,7 +77,7 @@ def launch_order(
     """
     own_root = isolation in ("bubblewrap", "namespaces")
     program = str(place / "program.py")
-    directory = "/tmp" if own_root else str(place / "directory")
+    directory = _scratch(interpreter.visible) if own_root else str(place / "directory")
     resources = {
         "RLIMIT_CPU": int(limits.deadline_s) + 1,
         "RLIMIT_AS": limits.memory_bytes,
@@ -142,6 +142,11 @@ def find_interpreter(python: str) -> Interpreter:
 
 def _is_below(path: str, others: set[str]) -> bool:
     return any(path.startswith(f"{other}/") for other in others)
+
+
+def _scratch(visible: Sequence[str]) -> str:
+    """The directory of a program in a root of its own, where nothing else is shown."""
+    return "/scratch" if any(path.startswith("/tmp/") for path in visible) else "/tmp"
 
 
 def _environment(directory: str) -> dict[str, str]:
