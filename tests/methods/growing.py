@@ -94,9 +94,13 @@ def grow(method: Method, world: World, seed: int = 0) -> Grown:
         plans.append(method.plan(growths[-1]))
         memory = plans[-1].memory
         if not plans[-1].branches:
-            return Grown(one.graph, growths, plans, frozenset(one.value_only))
+            break
         one.carry_out(plans[-1].branches)
-    raise AssertionError(f"more than {world.max_layers} layers")
+        if not len(one.reached):
+            break  # the budget is spent
+    else:
+        raise AssertionError(f"more than {world.max_layers} layers")
+    return Grown(one.graph, growths, plans, frozenset(one.value_only))
 
 
 class _Growing:
@@ -162,7 +166,7 @@ def _cut(graph: RolloutGraph, branches: Sequence[Branch]) -> tuple[RolloutGraph,
         start = int(graph.offsets[node])
         kept, after = graph.loss_mask[start + offset - 1], graph.loss_mask[start + offset]
         assert kept and after, "a cut between tokens that the policy did not sample"
-        graph = graph.split(node, offset, None, None)
+        graph = graph.split(node, offset)
         made[node, offset] = int(graph.node_ids[node])
     place = {int(v): i for i, v in enumerate(graph.node_ids)}
     starts = [
