@@ -31,15 +31,15 @@ from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
-from graphpo_agent.engines.local.loss import LossAggregation, loss_weights, token_advantages
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.token_weights import LossAggregation, token_weights
 from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
-from graphpo_agent.graph.samples import TrainingSample, to_sample
+from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
-from graphpo_agent.methods.method import Method
+from graphpo_agent.methods.method import Method, training_sample
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.scheduler import PolicyScheduler
@@ -280,7 +280,7 @@ def method_gradient(
     credits = method.assign_credit(
         [rollout.graph for rollout in rollouts], [rollout.classes for rollout in rollouts]
     )
-    samples = [to_sample(r.graph, c.advantages) for r, c in zip(rollouts, credits, strict=True)]
+    samples = [training_sample(r.graph, c) for r, c in zip(rollouts, credits, strict=True)]
     tokens = sum(rollout.ledger.generated_tokens for rollout in rollouts)
     return policy_gradient(bench.engine, samples, aggregation), tokens
 
@@ -289,7 +289,8 @@ def policy_gradient(
     engine: LocalEngine, samples: Sequence[TrainingSample], aggregation: LossAggregation
 ) -> torch.Tensor:
     """Gradient of sum(weight * A * log pi): the PPO gradient where the ratio is 1."""
-    weights = loss_weights(samples, aggregation) * np.nan_to_num(token_advantages(samples).sum(0))
+    loss = token_weights(samples, aggregation)
+    weights = loss.weights * np.nan_to_num(loss.advantages.sum(0))
     engine.model.zero_grad()
     compute = ComputeOptions()
     with flat_passes(engine.model, compute):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from graphpo_agent.config import (
     AgentMode,
     ASearcherDialectConfig,
+    BudgetConfig,
     EmbedderConfig,
     EncoderEmbedderConfig,
     FrozenSummaryState,
@@ -53,6 +54,7 @@ from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.graphpo import GraphPO
@@ -84,6 +86,7 @@ from graphpo_agent.rollout.summarize import KeyDescriber, PolicySummary, TextDes
 from graphpo_agent.types import SamplingParams
 
 __all__ = [
+    "build_budget",
     "build_engine",
     "build_expander",
     "build_grower",
@@ -114,7 +117,7 @@ def build_method(config: MethodConfig) -> Method:
         trajectory_weight=config.trajectory_weight,
     )
     if isinstance(config, TreeMethod):
-        return tree(config.schedule, credit, config.objective, config.max_tokens)
+        return tree(config.schedule, credit, config.objective)
     merging = MergeOptions(
         threshold=config.merge_threshold,
         merge_terminals=config.merge_terminals,
@@ -127,7 +130,6 @@ def build_method(config: MethodConfig) -> Method:
         reallocate=config.reallocate,
         credit=credit,
         objective=config.objective,
-        max_tokens=config.max_tokens,
     )
 
 
@@ -185,10 +187,12 @@ def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
         objective=Objective(
             clip_low=update.clip_low,
             clip_high=update.clip_high,
+            dual_clip=update.dual_clip,
             kl=update.kl_coefficient,
             entropy=update.entropy_coefficient,
         ),
         loss_aggregation=update.loss_aggregation,
+        horizon=config.mode.max_response_tokens,
         old_logprobs=update.old_logprobs,
         temperature=config.sampling.temperature,
         seed=config.seed,
@@ -252,6 +256,11 @@ def _model(config: ModelConfig, seed: int) -> PreTrainedModel:
         return model
     torch.manual_seed(seed)  # of the adapters' first factors; the second ones are 0
     return add_adapters(model, LoraOptions(**config.lora.model_dump()))
+
+
+def build_budget(config: BudgetConfig) -> Budget:
+    """What each prompt of a training step may cost."""
+    return Budget(config.tokens, config.trajectories)
 
 
 def build_sampling(config: SamplingConfig) -> SamplingParams:

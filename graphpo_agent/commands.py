@@ -8,6 +8,7 @@ import torch
 from tqdm.auto import tqdm
 
 from graphpo_agent.build import (
+    build_budget,
     build_grower,
     build_method,
     build_policy,
@@ -141,7 +142,13 @@ def rollout(
     sampling = build_sampling(config.sampling)
     with tqdm(total=len(tasks), unit="graph", disable=None) as bar:
         rollouts = grower.grow(
-            policy, tasks, method, sampling, (config.seed, "rollout"), bar.update
+            policy,
+            tasks,
+            method,
+            sampling,
+            (config.seed, "rollout"),
+            build_budget(config.budget),
+            bar.update,
         )
     lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]
     write_atomically(Path(out), "\n".join(lines) + "\n")

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 __all__ = [
     "ASearcherDialectConfig",
     "AgentMode",
+    "BudgetConfig",
     "FrozenSummaryState",
     "GraphPOMethod",
     "GrpoMethod",
@@ -286,8 +287,6 @@ class SamplingConfig(_Strict):
 class _GraphMethod(_Strict):
     schedule: Schedule
     """b_h per layer; layers beyond it continue with 1."""
-    max_tokens: Positive | None = None
-    """Policy tokens per prompt after which no further layer is grown."""
     efficiency_weight: NonNegative = 0.2
     efficiency_combine: Literal["mean", "sum"] = "mean"
     singleton: Literal["zero", "inherit"] = "zero"
@@ -326,6 +325,18 @@ class GrpoMethod(_Strict):
 MethodConfig = Annotated[GraphPOMethod | TreeMethod | GrpoMethod, Field(discriminator="name")]
 
 
+class BudgetConfig(_Strict):
+    """What each prompt of a training step may cost; the same contract for every method.
+
+    A method whose own structure is complete spends the rest on plain chains from the prompt.
+    """
+
+    tokens: Positive | None = None
+    """Policy tokens; never one more. Summaries and observations are not counted."""
+    trajectories: Positive | None = None
+    """Paths from the prompt, finished or not."""
+
+
 class UpdateConfig(_Strict):
     """The PPO update (Algorithm 1, stage 4) and its optimiser."""
 
@@ -338,9 +349,15 @@ class UpdateConfig(_Strict):
     epochs: Positive = 1
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Where an advantage is negative, a ratio counts up to this; None: however large it is."""
     kl_coefficient: NonNegative = 0.0
     entropy_coefficient: NonNegative = 0.0
-    loss_aggregation: Literal["edge_mean", "token_mean"] = "edge_mean"
+    loss_aggregation: Literal["edge_mean", "token_mean", "sequence_mean", "sequence_sum"] = (
+        "edge_mean"
+    )
+    """The paper's, over all tokens, over trained sequences (edges, or trajectories where the method
+    trains those), or Dr. GRPO's sum over a sequence divided by the longest response."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     max_tokens_per_batch: Positive = 4096
     """Tokens in one forward pass; bounds memory. A larger graph is cut into several passes that
@@ -393,6 +410,7 @@ class RunConfig(_Strict):
     """A verifier (Task, Outcome) -> number in [0, 1]: ``module:function``, or an object that is
     called."""
     method: MethodConfig
+    budget: BudgetConfig = BudgetConfig()
     sampling: SamplingConfig = SamplingConfig()
     truncated: Literal["terminal", "early_stopped"] = "terminal"
     """What a path is that reaches its length or turn limit: judged by the verifier, or unscored."""

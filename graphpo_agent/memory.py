@@ -85,7 +85,7 @@ def _graph_tokens(config: RunConfig) -> int:
         sampled, observed = mode.max_turn_tokens, mode.max_observation_tokens
         layers = mode.max_turns
     grpo = isinstance(method, GrpoMethod)
-    schedule, limit = ((method.group_size,), None) if grpo else (method.schedule, method.max_tokens)
+    schedule, limit = (method.group_size,) if grpo else method.schedule, config.budget.tokens
     edges, width = 0, 1
     for layer in range(1, layers + 1):
         if limit is not None and edges * sampled >= limit:

@@ -37,6 +37,8 @@ __all__ = [
     "RewardFn",
     "Scheduler",
     "StateDescriber",
+    "StepScorer",
+    "SteppedResponse",
     "Tokenizer",
     "Tool",
     "TurnBreak",
@@ -112,6 +114,13 @@ class Policy(Protocol):
 
     def extend(self, context: Context, token_ids: Sequence[int]) -> Context:
         """``context`` followed by tokens that the policy did not sample (an observation)."""
+        ...
+
+    def cut(self, context: Context, num_tokens: int, last: int) -> Context:
+        """The first ``num_tokens`` tokens of ``context``, the ``last`` of them one it sampled.
+
+        Nothing is computed again but that last token.
+        """
         ...
 
     def submit(self, request: SampleRequest, sampling: SamplingParams) -> int:
@@ -196,15 +205,44 @@ class Expander(Protocol):
     """How an edge is made: the only place where segment mode and agent mode differ."""
 
     max_layers: int
+    edge_tokens: int
+    """What the policy samples for one edge at most."""
+    path_tokens: int
+    """What it samples for one path at most."""
 
     def start(self, policy: Policy, task: Task) -> PathState:
         """The root: the rendered prompt of a task."""
         ...
 
     async def expand(
-        self, scheduler: Scheduler, state: PathState, seed: int, sampling: SamplingParams
+        self,
+        scheduler: Scheduler,
+        state: PathState,
+        seed: int,
+        sampling: SamplingParams,
+        limit: int | None = None,
     ) -> Step:
-        """One new edge from a state."""
+        """One new edge from a state.
+
+        With a ``limit`` the policy samples no more tokens than that; where the edge would have
+        gone on, the path ends, ``out_of_budget``.
+        """
+        ...
+
+    def cut(
+        self, policy: Policy, before: PathState, after: PathState, num_tokens: int
+    ) -> PathState:
+        """The state inside an edge, after ``num_tokens`` of its tokens.
+
+        Args:
+            policy: made the contexts.
+            before: where the edge begins.
+            after: where it ends.
+            num_tokens: of the edge, to the cut; sampled by the policy on both sides of it.
+
+        Raises:
+            ConfigError: this mode's edges are whole.
+        """
         ...
 
     def outcome(self, state: PathState) -> Outcome:
@@ -227,6 +265,30 @@ class Embedder(Protocol):
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[num_texts, dimension]; a row of zeros is similar to nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedResponse:
+    """An answer in steps, as a process reward model reads it.
+
+    Example: ``SteppedResponse("What is 2 + 2 + 2?", ("2 + 2 is 4.", "4 + 2 is 6."))``
+    """
+
+    question: str
+    steps: tuple[str, ...]
+
+
+@runtime_checkable
+class StepScorer(Protocol):
+    """A process reward model: how good the steps of an answer are."""
+
+    def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
+        """For each response one score in [0, 1] per step; NaN for a step that has none.
+
+        Raises:
+            ToolError: no response can be scored at any time: wrong address, key or model.
+        """
         ...
 
 

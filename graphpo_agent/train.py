@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphpo_agent.build import build_engine, build_grower, build_method, build_sampling
+from graphpo_agent.build import (
+    build_budget,
+    build_engine,
+    build_grower,
+    build_method,
+    build_sampling,
+)
 from graphpo_agent.config import RunConfig
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.evals.heldout import Evaluation, evaluate
+from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
-from graphpo_agent.graph.samples import to_sample
-from graphpo_agent.methods.method import Credit, Method
+from graphpo_agent.methods.method import Credit, Method, training_sample
 from graphpo_agent.protocols import Engine
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
@@ -34,6 +40,7 @@ class Setup:
     engine: Engine
     grower: Grower
     method: Method
+    budget: Budget
     sampling: SamplingParams
     tasks: Sequence[Task]
     heldout: Sequence[Task]
@@ -69,6 +76,7 @@ def prepare(config: RunConfig) -> Setup:
         heldout=heldout[: config.train.eval_tasks],
         grower=build_grower(config),
         method=build_method(config.method),
+        budget=build_budget(config.budget),
         sampling=build_sampling(config.sampling),
         engine=build_engine(config),
     )
@@ -115,7 +123,7 @@ def train(
         counted = setup.grower.counts
         rollouts, signal = _collect(config, setup, stream, step)
         grown = time.monotonic()
-        samples = [to_sample(rollout.graph, credit.advantages) for rollout, credit in signal]
+        samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
         updated = engine.update(samples, step) if samples else {}
         ended = time.monotonic()
 
@@ -169,7 +177,12 @@ def _collect(
             break
         tasks = stream.draw(missing, seen)
         rollouts = setup.grower.grow(
-            setup.engine.policy, tasks, setup.method, setup.sampling, (config.seed, step)
+            setup.engine.policy,
+            tasks,
+            setup.method,
+            setup.sampling,
+            (config.seed, step),
+            setup.budget,
         )
         credits = setup.method.assign_credit(
             [rollout.graph for rollout in rollouts], [rollout.classes for rollout in rollouts]

@@ -195,7 +195,14 @@ class PathState:
 
 
 StepStatus = Literal[
-    "ok", "answered", "invalid_action", "tool_error", "tool_outage", "out_of_length", "out_of_turns"
+    "ok",
+    "answered",
+    "invalid_action",
+    "tool_error",
+    "tool_outage",
+    "out_of_length",
+    "out_of_turns",
+    "out_of_budget",
 ]
 
 

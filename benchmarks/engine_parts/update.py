@@ -13,14 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
-from graphpo_agent.engines.local.loss import (
-    Objective,
-    clipped_objective,
-    loss_weights,
-    token_advantages,
-)
+from graphpo_agent.engines.local.loss import Objective, clipped_objective
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.token_weights import token_weights
 from graphpo_agent.graph.samples import TrainingSample
 
 from .machine import alternate, machine, table, write_result
@@ -95,10 +91,11 @@ def _random_graph(
 
 def token_data(samples: Sequence[TrainingSample]) -> TokenData:
     """What the objective needs, for all layouts the same."""
+    loss = token_weights(samples, "edge_mean")
     return TokenData(
         np.concatenate([sample.token_ids for sample in samples]),
-        loss_weights(samples, "edge_mean"),
-        token_advantages(samples)[0],
+        loss.weights,
+        loss.advantages[0],
         np.concatenate([sample.logprobs for sample in samples]).astype(np.float64),
     )
 

@@ -115,6 +115,12 @@ class VllmPolicy:
         before = self._own(context)
         return VllmContext((*before.token_ids, *map(int, token_ids)), self._generation)
 
+    def cut(self, context: Context, num_tokens: int, last: int) -> VllmContext:
+        """The first tokens of a context."""
+        token_ids = self._own(context).token_ids[:num_tokens]
+        assert token_ids[-1] == last
+        return VllmContext(token_ids, self._generation)
+
     def submit(self, request: SampleRequest, sampling: SamplingParams) -> int:
         """Queue one continuation and return its ticket; nothing is computed yet."""
         from graphpo_agent.engines.vllm_drawing import drawing_params

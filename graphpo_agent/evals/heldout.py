@@ -49,7 +49,9 @@ def evaluate(
     """
     method = Grpo(group_size=samples)
     with tqdm(total=len(tasks), unit="task", disable=None if progress else True) as bar:
-        rollouts = grower.grow(policy, tasks, method, sampling, (seed, "evaluation"), bar.update)
+        rollouts = grower.grow(
+            policy, tasks, method, sampling, (seed, "evaluation"), finished=bar.update
+        )
     # A path that was stopped early instead of judged counts as wrong.
     rewards = np.array([np.nansum(rollout.graph.reward) / samples for rollout in rollouts])
     spread = rewards.std(ddof=1) / np.sqrt(len(rewards)) if len(rewards) > 1 else float("nan")

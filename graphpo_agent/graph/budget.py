@@ -11,7 +11,15 @@ from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import MergeOptions, novelty
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
-__all__ = ["Allocation", "Ledger", "Reallocate", "allocate", "branching_at", "check_schedule"]
+__all__ = [
+    "Allocation",
+    "Budget",
+    "Ledger",
+    "Reallocate",
+    "allocate",
+    "branching_at",
+    "check_schedule",
+]
 
 Reallocate = Literal["novel", "uncertain", "none"]
 
@@ -45,6 +53,43 @@ class Ledger:
     def __add__(self, other: "Ledger") -> "Ledger":
         names = [f.name for f in fields(self)]
         return Ledger(**{x: getattr(self, x) + getattr(other, x) for x in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one prompt may cost; the same for every method that is compared.
+
+    Example, 64 times 1,024 policy tokens, spent to the last one: ``Budget(tokens=65_536)``.
+
+    Attributes:
+        tokens: policy tokens; summaries and observations are not counted. None: no such limit.
+        trajectories: paths from the prompt, finished or not. None: no such limit.
+    """
+
+    tokens: int | None = None
+    trajectories: int | None = None
+
+    def tokens_left(self, ledger: Ledger) -> int | None:
+        """Policy tokens that a prompt may still generate."""
+        return None if self.tokens is None else self.tokens - ledger.generated_tokens
+
+    def trajectories_left(self, graph: RolloutGraph) -> int | None:
+        """Paths that a graph may still begin."""
+        paths = len(graph.leaves) if graph.num_edges else 0
+        return None if self.trajectories is None else self.trajectories - paths
+
+    def affordable(self, ledger: Ledger, edge_tokens: int) -> tuple[int | None, int | None]:
+        """How many edges of at most ``edge_tokens`` can surely be paid for.
+
+        Returns:
+            Edges to sample now, None for all; and the limit of each: where not even one whole
+            edge is left, one that ends when the budget does.
+        """
+        left = self.tokens_left(ledger)
+        if left is None:
+            return None, None
+        whole = left // edge_tokens
+        return (whole, None) if whole else (min(left, 1), left)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

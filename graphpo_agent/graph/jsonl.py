@@ -84,6 +84,8 @@ def _node_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
         "terminal": terminal,
         "reward": float(graph.reward[v]) if terminal else None,
     }
+    if not np.isnan(graph.step_scores[v]):
+        record["step_score"] = float(graph.step_scores[v])
     if graph.tree[v] >= 0:
         record["tree"] = int(graph.tree[v])
     if graph.keys[v] is not None:

@@ -126,6 +126,7 @@ def _graph(graph_id: str, nodes: list[Any]) -> RolloutGraph:
         states=tuple(_text(node, "state", name) for node, name in pairs),
         embeddings=embeddings,
         has_embedding=has_embedding,
+        step_scores=np.array([_step_score(node, name) for node, name in pairs]),
         tree=default_trees(parent, tree),
         given_classes=given,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -180,6 +181,17 @@ def _outcome(node: dict[str, Any], name: str) -> tuple[bool, float]:
     if mistake:
         raise GraphError(f"{name}: {mistake}")
     return terminal, np.nan if reward is None else reward
+
+
+def _step_score(node: dict[str, Any], name: str) -> float:
+    """What a process reward model says of the edge; NaN where it was not asked."""
+    value = node.get("step_score")
+    if value is None:
+        return np.nan
+    score = float(_floats([value], "step_score", name)[0])
+    if not 0.0 <= score <= 1.0:
+        raise GraphError(f"{name}: step_score {value} is outside [0, 1]")
+    return score
 
 
 def _tokens(node: dict[str, Any], name: str, *, trained: bool) -> _Tokens:

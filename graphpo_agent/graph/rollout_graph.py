@@ -46,6 +46,8 @@ class NewNode:
         key: the canonical state key, where the environment knows its state.
         state: the text of the state.
         embedding: [d] float32, the embedded state.
+        step_score: what a process reward model says of the edge, in [0, 1].
+        tree: number of its tree; None: its parent's, and a new one below the root.
     """
 
     parent: int
@@ -57,6 +59,8 @@ class NewNode:
     key: str | None = None
     state: str | None = None
     embedding: Float32Array | None = None
+    step_score: float | None = None
+    tree: int | None = None
 
     def __post_init__(self) -> None:
         check_lengths(token_ids=self.token_ids, loss_mask=self.loss_mask, logprobs=self.logprobs)
@@ -86,6 +90,8 @@ class RolloutGraph:
         embeddings: [n, d] (float64 where float32 could not hold a file's numbers), zero rows
             where absent; None without any.
         has_embedding: [n].
+        step_scores: [n] what a process reward model says of each edge, in [0, 1]; NaN where it
+            was not asked.
         tree: [n] number of the tree a node belongs to; -1 at a root without one.
         given_classes: [n] the file's equivalence classes, each named by the position of its
             member with the smallest id; None unless every node has one.
@@ -108,6 +114,7 @@ class RolloutGraph:
     states: tuple[str | None, ...]
     embeddings: EmbeddingArray | None
     has_embedding: BoolArray
+    step_scores: FloatArray
     tree: IntArray
     given_classes: IntArray | None
     offsets: IntArray
@@ -128,6 +135,7 @@ class RolloutGraph:
             keys=self.keys,
             states=self.states,
             has_embedding=self.has_embedding,
+            step_scores=self.step_scores,
             tree=self.tree,
             offsets=self.offsets[1:],
             has_tokens=self.has_tokens,
@@ -166,6 +174,7 @@ class RolloutGraph:
             states=(state,),
             embeddings=None if embedding is None else np.asarray(embedding, np.float32)[None],
             has_embedding=np.array([embedding is not None]),
+            step_scores=np.full(1, np.nan),
             tree=np.full(1, -1, np.int64),
             given_classes=None,
             offsets=np.array([0, len(tokens)], np.int64),
@@ -194,12 +203,14 @@ class RolloutGraph:
             _check_node(v, node, terminal)
             depth[v] = depth[node.parent] + 1
         rewards = [np.nan if x.reward is None else x.reward for x in nodes]
+        scores = [np.nan if x.step_score is None else x.step_score for x in nodes]
         new_ids = self.node_ids.max() + 1 + np.arange(len(nodes))
         lengths = np.array([len(x.token_ids) for x in nodes], np.int64)
         trained = np.array([sum(x.loss_mask) for x in nodes], np.int64)
         embeddings = _stack_embeddings(self, [x.embedding for x in nodes])
         has_embedding = np.array([x.embedding is not None for x in nodes])
-        tree = np.concatenate([self.tree, np.full(len(nodes), -1)])
+        trees = [-1 if x.tree is None else x.tree for x in nodes]
+        tree = np.concatenate([self.tree, np.array(trees, np.int64)])
         return replace(
             self,
             node_ids=np.concatenate([self.node_ids, new_ids]),
@@ -211,6 +222,7 @@ class RolloutGraph:
             states=self.states + tuple(x.state for x in nodes),
             embeddings=embeddings,
             has_embedding=np.concatenate([self.has_embedding, has_embedding]),
+            step_scores=np.concatenate([self.step_scores, np.array(scores, np.float64)]),
             tree=default_trees(parent, tree),
             given_classes=None,
             offsets=np.concatenate([self.offsets, self.offsets[-1] + np.cumsum(lengths)]),
@@ -220,6 +232,57 @@ class RolloutGraph:
             has_tokens=np.concatenate([self.has_tokens, np.ones(len(nodes), np.bool_)]),
             num_tokens=np.concatenate([self.num_tokens, lengths]),
             num_trained=np.concatenate([self.num_trained, trained]),
+        )
+
+    def split(self, v: int, offset: int) -> "RolloutGraph":
+        """This graph with the edge to ``v`` cut in two.
+
+        The new node stands right before ``v``, which moves one place back, with all behind it. It
+        has a new id, and neither key nor text nor embedding nor step score.
+
+        Args:
+            v: position of a node below the root, with known tokens.
+            offset: tokens of the edge that lead to the new node, 1 to all but one.
+
+        Raises:
+            GraphError: there is nothing to cut at ``offset``.
+        """
+        start, end = int(self.offsets[v]), int(self.offsets[v + 1])
+        if v == 0 or not self.has_tokens[v] or not 0 < offset < end - start:
+            raise GraphError(
+                f"graph {self.id!r}, node {self.node_ids[v]}: cannot be cut after {offset} tokens"
+            )
+        shift = np.where(np.arange(self.num_nodes) >= v, 1, 0)
+        moved = np.where(self.parent >= 0, self.parent + shift[self.parent], -1)
+        moved[v] = v
+        below = np.zeros(self.num_nodes, np.bool_)
+        below[v] = True
+        for u in range(v + 1, self.num_nodes):
+            below[u] = self.parent[u] >= 0 and below[self.parent[u]]
+        trained = int(self.loss_mask[start : start + offset].sum())
+        num_trained = np.insert(self.num_trained, v, trained)
+        num_trained[v + 1] -= trained
+        num_tokens = np.insert(self.num_tokens, v, offset)
+        num_tokens[v + 1] -= offset
+        embeddings = self.embeddings
+        return replace(
+            self,
+            node_ids=np.insert(self.node_ids, v, self.node_ids.max() + 1),
+            parent=np.insert(moved, v, self.parent[v]),
+            depth=np.insert(self.depth + below, v, self.depth[v]),
+            terminal=np.insert(self.terminal, v, False),
+            reward=np.insert(self.reward, v, np.nan),
+            keys=(*self.keys[:v], None, *self.keys[v:]),
+            states=(*self.states[:v], None, *self.states[v:]),
+            embeddings=None if embeddings is None else np.insert(embeddings, v, 0.0, axis=0),
+            has_embedding=np.insert(self.has_embedding, v, False),
+            step_scores=np.insert(self.step_scores, v, np.nan),
+            tree=np.insert(self.tree, v, self.tree[v]),
+            given_classes=None,
+            offsets=np.insert(self.offsets, v + 1, start + offset),
+            has_tokens=np.insert(self.has_tokens, v, True),
+            num_tokens=num_tokens,
+            num_trained=num_trained,
         )
 
     @property

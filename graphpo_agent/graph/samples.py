@@ -1,15 +1,15 @@
 """Graph + credit → what a trainer needs. See ``TrainingSample``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import GraphError
-from graphpo_agent.graph.arrays import FloatArray
+from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
-__all__ = ["PathRow", "TrainingSample", "to_path_rows", "to_sample"]
+__all__ = ["PathRow", "TrainingSample", "row_paths", "to_path_rows", "to_sample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,10 @@ class TrainingSample:
         advantages: [num_terms, num_nodes] float64, NaN at the root. One term is the joint
             objective (Eq. of section 3.5); two terms, clipped apart and summed, are
             Algorithm 1's stage 4 (``objective: separate``).
+        rows: [num_rows] int64 leaves; where trajectories are trained, each as a row of its own, so
+            that an edge counts once for every row through it. None: every edge counts once.
+        row_advantages: [num_rows] float64 where an advantage belongs to a whole trajectory and
+            stands in for ``advantages``; else None.
     """
 
     graph_id: str
@@ -46,6 +50,8 @@ class TrainingSample:
     loss_mask: NDArray[np.bool_]
     logprobs: NDArray[np.float32]
     advantages: NDArray[np.float64]
+    rows: NDArray[np.int64] | None = None
+    row_advantages: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,23 @@ class PathRow:
     advantages: NDArray[np.float64]
 
 
-def to_sample(graph: RolloutGraph, advantages: FloatArray) -> TrainingSample:
-    """The training sample of a graph: each direct edge once (Algorithm 1, stage 4).
+def to_sample(
+    graph: RolloutGraph,
+    advantages: FloatArray,
+    rows: IntArray | None = None,
+    row_advantages: FloatArray | None = None,
+    untrained: BoolArray | None = None,
+) -> TrainingSample:
+    """The training sample of a graph (Algorithm 1, stage 4).
+
+    What leads to no trained token is left out.
 
     Args:
         graph: the rollout graph.
         advantages: [num_terms, n]; NaN on an edge that no credit reached, which counts as 0.
+        rows: positions of the leaves whose trajectories are trained; None: each direct edge once.
+        row_advantages: [num_rows]; None: those of the edges.
+        untrained: [num_tokens] tokens that carry no loss although they were sampled.
 
     Raises:
         GraphError: the prompt's tokens, or tokens or log-probabilities of an edge, are unknown.
@@ -84,38 +101,76 @@ def to_sample(graph: RolloutGraph, advantages: FloatArray) -> TrainingSample:
     unknown = np.flatnonzero(~graph.has_tokens)
     if len(unknown):
         raise GraphError(_cannot_train(graph, int(unknown[0]), "tokens"))
-    silent = np.flatnonzero(graph.loss_mask & np.isnan(graph.logprobs))
+    node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+    loss_mask = graph.loss_mask if untrained is None else graph.loss_mask & ~untrained
+    if rows is not None:
+        loss_mask = loss_mask & row_paths(graph.parent, rows).any(axis=0)[node]
+    silent = np.flatnonzero(loss_mask & np.isnan(graph.logprobs))
     if len(silent):
-        v = int(np.searchsorted(graph.offsets, silent, side="right")[0]) - 1
-        raise GraphError(_cannot_train(graph, v, "logprobs"))
-    on_edges = np.where(np.isnan(advantages), 0.0, advantages)
+        raise GraphError(_cannot_train(graph, int(node[silent[0]]), "logprobs"))
+    kept = np.bincount(node[loss_mask], minlength=graph.num_nodes) > 0
+    kept[0] = True
+    for v in range(graph.num_nodes - 1, 0, -1):
+        kept[graph.parent[v]] |= kept[v]
+    place = np.cumsum(kept) - 1
+    lengths, parent = np.diff(graph.offsets)[kept], graph.parent[kept]
+    on_edges = np.where(np.isnan(advantages), 0.0, advantages)[:, kept]
+    on_edges[:, 0] = np.nan
+    if rows is not None:
+        rows = rows.copy()
+        while not kept[rows].all():  # a row ends with the last edge that carries loss
+            rows = np.where(kept[rows], rows, graph.parent[rows])
+        rows = place[rows]
     return TrainingSample(
         graph_id=graph.id,
-        parent=graph.parent,
-        offsets=graph.offsets,
-        token_ids=graph.token_ids,
-        loss_mask=graph.loss_mask,
-        logprobs=graph.logprobs,
-        advantages=np.where(graph.parent >= 0, on_edges, np.nan),
+        parent=np.where(parent >= 0, place[parent], -1),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        token_ids=graph.token_ids[kept[node]],
+        loss_mask=loss_mask[kept[node]],
+        logprobs=graph.logprobs[kept[node]],
+        advantages=on_edges,
+        rows=rows,
+        row_advantages=row_advantages,
     )
+
+
+def row_paths(parent: IntArray, rows: IntArray) -> BoolArray:
+    """[num_rows, n] whether the trajectory to each of the ``rows`` runs through an edge.
+
+    The root is no edge.
+    """
+    through = np.zeros((len(rows), len(parent)), np.bool_)
+    ends, places = rows.copy(), np.arange(len(rows))
+    while len(places):
+        below = parent[ends] >= 0
+        ends, places = ends[below], places[below]
+        through[places, ends] = True
+        ends = parent[ends]
+    return through
 
 
 def to_path_rows(sample: TrainingSample) -> list[PathRow]:
     """Root-to-leaf rows in which every direct edge is owned exactly once.
 
     An edge belongs to the first row, in the order of the leaves, that runs through it; later rows
-    hold its tokens as context without loss.
+    hold its tokens as context without loss. Where the sample has ``rows``, these are the rows, and
+    each owns all of its edges.
     """
     num_nodes = len(sample.parent)
     leaves = np.flatnonzero(np.bincount(sample.parent[1:], minlength=num_nodes) == 0)
     owned = np.zeros(num_nodes, np.bool_)
     rows: list[PathRow] = []
-    for leaf in leaves.tolist():
+    for i, leaf in enumerate((leaves if sample.rows is None else sample.rows).tolist()):
         path = [leaf]
         while sample.parent[path[-1]] >= 0:
             path.append(int(sample.parent[path[-1]]))
-        rows.append(_path_row(sample, np.array(path[::-1]), owned))
-        owned[path] = True
+        row = _path_row(sample, np.array(path[::-1]), owned)
+        if sample.row_advantages is not None:
+            spread = np.where(row.loss_mask, sample.row_advantages[i], 0.0)
+            row = replace(row, advantages=spread[None])
+        rows.append(row)
+        if sample.rows is None:
+            owned[path] = True
     return rows
 
 

@@ -7,11 +7,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.graph.budget import Allocation, allocate, branching_at
+from graphpo_agent.graph.budget import allocate, branching_at
 from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.method import Credit
+from graphpo_agent.methods.growth import Branch, Growth, Plan, chains
+from graphpo_agent.methods.method import Credit, Whiten
 
 __all__ = ["GraphPO"]
 
@@ -25,29 +26,32 @@ class GraphPO:
     reallocate: Literal["novel", "uncertain", "none"] = "novel"
     credit: CreditOptions = field(default_factory=CreditOptions)
     objective: Literal["joint", "separate"] = "joint"
-    max_tokens: int | None = None
     name: str = "graphpo"
     needs_states: bool = True
+    whiten: Whiten = "none"
 
-    def allocate(
-        self,
-        graph: RolloutGraph,
-        classes: NDArray[np.int64],
-        active: NDArray[np.int64],
-        layer: int,
-        carried: int,
-    ) -> Allocation:
+    def plan(self, growth: Growth) -> Plan:
         """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
+        if not len(growth.active):
+            return Plan(chains(growth, 0))
+        graph, classes = growth.graph, growth.classes
         uncertain = self.reallocate == "uncertain"
-        return allocate(
+        allocation = allocate(
             graph,
             classes,
-            active,
-            branching_at(self.schedule, layer),
-            carried,
+            growth.active,
+            branching_at(self.schedule, growth.layer),
+            growth.memory or 0,
             options=self.merging,
             reallocate=self.reallocate,
             scores=graph_credit(graph, classes, self.credit).score if uncertain else None,
+        )
+        counts = zip(growth.active.tolist(), allocation.continuations.tolist(), strict=True)
+        return Plan(
+            tuple(Branch(v, count) for v, count in counts),
+            memory=allocation.saved_pool,
+            saved=allocation.saved,
+            reallocated=allocation.reallocated,
         )
 
     def assign_credit(

@@ -8,40 +8,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.graph.advantages import z_scores
-from graphpo_agent.graph.budget import Allocation, branching_at
+from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.method import Credit
+from graphpo_agent.methods.growth import Growth, Plan, chains, onward
+from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.rows import trajectory_credit
 
-__all__ = ["Grpo"]
+__all__ = ["GroupOfOne", "Grpo", "group_advantages"]
+
+GroupOfOne = Literal["raw", "zero"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grpo:
     """Grows ``group_size`` chains; A = (R - mean)/(std + 1e-6), std with ddof 1.
 
-    ``normalize="none"`` centres only (Dr. GRPO). An edge that several trajectories share is
-    trained with the mean of their advantages; on chains there is no such edge.
+    The numbers are those of verl 0.9.1 (``compute_grpo_outcome_advantage``), but for groups of two
+    or more equal rewards: they get 0 exactly, where verl's float32 mean may leave up to 1e-2.
+    DeepSeekMath (section 4.1) names neither ddof nor 1e-6. Early-stopped paths belong to no group.
+
+    Attributes:
+        group_size: chains per prompt.
+        normalize: ``none`` centres only (Dr. GRPO).
+        singleton: advantage of the only finished trajectory of a graph: its reward as it is, as
+            verl has it, or 0.
     """
 
     group_size: int = 8
     normalize: Literal["std", "none"] = "std"
+    singleton: GroupOfOne = "raw"
     name: str = "grpo"
     needs_states: bool = False
-    max_tokens: int | None = None
+    whiten: Whiten = "none"
     merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
 
-    def allocate(
-        self,
-        graph: RolloutGraph,
-        classes: NDArray[np.int64],
-        active: NDArray[np.int64],
-        layer: int,
-        carried: int,
-    ) -> Allocation:
+    def plan(self, growth: Growth) -> Plan:
         """``group_size`` continuations of the prompt, then one of each path."""
-        continuations = np.full(len(active), branching_at((self.group_size,), layer), np.int64)
-        return Allocation(continuations, saved_pool=0, saved=0, reallocated=0)
+        if growth.layer > 1 and len(growth.active):
+            return Plan(onward(growth))
+        return Plan(chains(growth, self.group_size))
 
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]
@@ -50,21 +56,18 @@ class Grpo:
         return [self._credit(graph) for graph in graphs]
 
     def _credit(self, graph: RolloutGraph) -> Credit:
-        of_trajectory = z_scores(graph.reward[graph.terminals], normalize=self.normalize)
-        return Credit(
-            classes=np.arange(graph.num_nodes),
-            advantages=_edge_means(graph, of_trajectory)[None],
-            trajectory_advantages=of_trajectory,
-        )
+        rewards = graph.reward[graph.terminals]
+        advantages = group_advantages(rewards, normalize=self.normalize, singleton=self.singleton)
+        return trajectory_credit(graph, advantages)
 
 
-def _edge_means(graph: RolloutGraph, of_trajectory: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[n] mean advantage of the trajectories through each edge; 0 without one, NaN at the root."""
-    total, count = np.zeros(graph.num_nodes), np.zeros(graph.num_nodes)
-    for leaf, advantage in zip(graph.terminals.tolist(), of_trajectory.tolist(), strict=True):
-        path = graph.path(leaf)
-        total[path] += advantage
-        count[path] += 1
-    means = total / np.maximum(count, 1)
-    means[0] = np.nan
-    return means
+def group_advantages(
+    rewards: FloatArray,
+    *,
+    normalize: Literal["std", "none"] = "std",
+    singleton: GroupOfOne = "raw",
+) -> FloatArray:
+    """[m] advantages of the rewards [m] of one group; see ``Grpo`` for the settings."""
+    if singleton == "zero" and len(rewards) == 1:
+        return np.zeros(1)
+    return z_scores(rewards, normalize=normalize)

@@ -2,28 +2,39 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.graph.budget import Allocation
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.graph.samples import TrainingSample, to_sample
+from graphpo_agent.methods.growth import Growth, Plan
 
-__all__ = ["Credit", "Method"]
+__all__ = ["Credit", "Method", "Whiten", "training_sample"]
+
+Whiten = Literal["none", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a method says each edge of one graph is worth.
+    """What a method says each edge of one graph is worth, and which tokens are trained.
 
     Attributes:
         classes: [n] int64, the smallest member (position) of each node's equivalence class.
-        advantages: [num_terms, n] float64, NaN at the root; what the trainer uses.
+        advantages: [num_terms, n] float64, NaN at the root; what the trainer uses. Where an
+            advantage belongs to a trajectory: the mean over the trained trajectories through
+            the edge, 0 without one.
         columns: per-node values to show, by the names of the score file, root included.
         trajectory_advantages: [num_terminals] in leaf order, for methods whose advantage belongs
-            to a trajectory; None for methods with edge advantages.
+            to a trajectory, NaN for one that is not trained; None for methods with edge
+            advantages.
+        rows: positions of the terminals whose trajectories are trained, each as a row of its own,
+            so that an edge is trained once for every row through it; None: every direct edge is
+            trained once.
+        untrained: [num_tokens] bool, tokens of the graph that carry no loss although the policy
+            sampled them; None: none.
     """
 
     classes: NDArray[np.int64]
@@ -32,11 +43,32 @@ class Credit:
         default_factory=dict[str, NDArray[np.float64]]
     )
     trajectory_advantages: NDArray[np.float64] | None = None
+    rows: NDArray[np.int64] | None = None
+    untrained: NDArray[np.bool_] | None = None
 
     @property
     def has_signal(self) -> bool:
         """Whether any edge has an advantage other than 0."""
-        return bool(np.any(np.nan_to_num(self.advantages) != 0.0))
+        values = [self.advantages.ravel()]
+        if self.trajectory_advantages is not None:
+            values.append(self.trajectory_advantages)
+        return bool(np.any(np.nan_to_num(np.concatenate(values)) != 0.0))
+
+
+def training_sample(graph: RolloutGraph, credit: Credit) -> TrainingSample:
+    """What the trainer needs of a graph and its credit (Algorithm 1, stage 4).
+
+    Raises:
+        GraphError: tokens or log-probabilities of a trained edge are unknown.
+    """
+    of_rows = credit.trajectory_advantages
+    return to_sample(
+        graph,
+        credit.advantages,
+        credit.rows,
+        None if of_rows is None else of_rows[~np.isnan(of_rows)],
+        credit.untrained,
+    )
 
 
 class Method(Protocol):
@@ -58,23 +90,16 @@ class Method(Protocol):
         ...
 
     @property
-    def max_tokens(self) -> int | None:
-        """Policy tokens per prompt after which no further layer is grown."""
+    def whiten(self) -> Whiten:
+        """Whether advantages are whitened over all trained tokens of a batch."""
         ...
 
-    def allocate(
-        self,
-        graph: RolloutGraph,
-        classes: NDArray[np.int64],
-        active: NDArray[np.int64],
-        layer: int,
-        carried: int,
-    ) -> Allocation:
-        """Continuations of each active node in ``layer`` (1 is the first below the root)."""
+    def plan(self, growth: Growth) -> Plan:
+        """The next layer of a growing graph."""
         ...
 
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]
     ) -> list[Credit]:
-        """The advantages of a batch of graphs."""
+        """The advantages of a batch of graphs, before whitening."""
         ...

@@ -13,7 +13,6 @@ def tree(
     schedule: tuple[int, ...] = (2, 5, 4, 2, 2),
     credit: CreditOptions | None = None,
     objective: Literal["joint", "separate"] = "joint",
-    max_tokens: int | None = None,
 ) -> GraphPO:
     """GraphPO with ``merge: none``: every class has one member, so nothing is pooled or saved."""
     return GraphPO(
@@ -22,6 +21,5 @@ def tree(
         reallocate="none",
         credit=credit or CreditOptions(),
         objective=objective,
-        max_tokens=max_tokens,
         name="tree",
     )

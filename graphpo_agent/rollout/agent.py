@@ -15,7 +15,7 @@ from graphpo_agent.rollout.dialects.base import (
     ToolCall,
     encode_observation,
 )
-from graphpo_agent.rollout.path import open_path, room_left
+from graphpo_agent.rollout.path import limited, open_path, out_of_budget, room_left
 from graphpo_agent.types import (
     Completion,
     Context,
@@ -113,6 +113,8 @@ class TurnExpander:
 
     Attributes:
         max_layers: ``max_turns``.
+        edge_tokens: ``max_turn_tokens``.
+        path_tokens: of all turns together, within the response.
     """
 
     def __init__(
@@ -140,6 +142,8 @@ class TurnExpander:
         """
         check_tools(dialect, tools)
         self.max_layers = max_turns
+        self.edge_tokens = min(max_turn_tokens, max_response_tokens)
+        self.path_tokens = min(max_turns * max_turn_tokens, max_response_tokens)
         self._dialect = dialect
         self._tools = tools
         self._max_turn_tokens = max_turn_tokens
@@ -155,7 +159,12 @@ class TurnExpander:
         return open_path(policy, task, self._dialect.render(task), memory=AgentMemory())
 
     async def expand(
-        self, scheduler: Scheduler, state: PathState, seed: int, sampling: SamplingParams
+        self,
+        scheduler: Scheduler,
+        state: PathState,
+        seed: int,
+        sampling: SamplingParams,
+        limit: int | None = None,
     ) -> Step:
         """One turn behind a state, and the environment's answer to it.
 
@@ -164,14 +173,12 @@ class TurnExpander:
             ToolError: a tool is unreachable (a single failed call is an observation instead).
         """
         policy = scheduler.policy
-        room = self._room(policy, state, state.context)
-        request = SampleRequest(
-            state.context,
-            seed,
-            max_new_tokens=min(self._max_turn_tokens, room),
-            stop=self._dialect.stop,
-        )
-        turn = self._read(policy, state, await scheduler.sample(request, sampling))
+        full = min(self._max_turn_tokens, self._room(policy, state, state.context))
+        request = SampleRequest(state.context, seed, full, stop=self._dialect.stop)
+        completion = await scheduler.sample(limited(request, limit), sampling)
+        turn = self._read(policy, state, completion)
+        if out_of_budget(completion, limit, full):
+            return _last_step(turn, "out_of_budget")
         if turn.end is not None:
             return _last_step(turn, turn.end)
         if isinstance(turn.action, InvalidAction):
@@ -181,6 +188,15 @@ class TurnExpander:
         tool = self._tools[turn.action.tool]
         result, made = await scheduler.call(tool, turn.action.arguments)
         return self._step(policy, turn, self._reply(turn.action, result), tool_calls=int(made))
+
+    def cut(
+        self, policy: Policy, before: PathState, after: PathState, num_tokens: int
+    ) -> PathState:
+        """Turns are whole."""
+        raise ConfigError(
+            "a turn of agent mode cannot be cut at a token; fork at edges (method.fork=edge, "
+            "method.cut=edge) or use segment mode"
+        )
 
     def outcome(self, state: PathState) -> Outcome:
         """The policy's own words and answer, and the documents it was shown."""
@@ -260,7 +276,9 @@ def check_tools(dialect: Dialect, names: Collection[str]) -> None:
 
 def _last_step(turn: _Turn, status: StepStatus, tool_calls: int = 0) -> Step:
     """The edge of a turn after which the path ends: sampled tokens only."""
-    answer = turn.action.text if isinstance(turn.action, FinalAnswer) else None
+    answer = None
+    if status == "answered" and isinstance(turn.action, FinalAnswer):
+        answer = turn.action.text
     memory: AgentMemory = turn.before.memory
     return Step(
         state=replace(

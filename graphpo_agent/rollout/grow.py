@@ -9,15 +9,17 @@ import math
 from asyncio import gather
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import count
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import RewardError
-from graphpo_agent.graph.budget import Allocation, Ledger
+from graphpo_agent.graph.budget import Budget, Ledger
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.methods.growth import Growth
 from graphpo_agent.methods.method import Method
 from graphpo_agent.protocols import (
     Counting,
@@ -27,6 +29,12 @@ from graphpo_agent.protocols import (
     RewardFn,
     Scheduler,
     StateDescriber,
+)
+from graphpo_agent.rollout.branches import (
+    Continuation,
+    continuations,
+    cut_edges,
+    within_paths,
 )
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.seeds import derive_seed
@@ -39,8 +47,10 @@ from graphpo_agent.types import (
     Task,
 )
 
-__all__ = ["Grower", "Rollout"]
+__all__ = ["UNLIMITED", "Grower", "Rollout"]
 
+
+UNLIMITED = Budget()
 
 _TASKS_AT_ONCE = 256
 """The keys and values of their paths are kept until all of them are finished."""
@@ -73,9 +83,10 @@ class _Growing:
     classes: NDArray[np.int64]
     states: list[PathState]
     statuses: list[StepStatus]
+    reached: NDArray[np.int64]
     active: NDArray[np.int64]
     ledger: Ledger
-    carried: int = 0
+    memory: Any = None
 
     def finished(self) -> Rollout:
         return Rollout(
@@ -86,14 +97,6 @@ class _Growing:
             tuple(self.statuses),
             self.ledger,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    """One continuation to be made: of which node, with which seed."""
-
-    node: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class Grower:
         method: Method,
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
+        budget: Budget = UNLIMITED,
         finished: Callable[[], object] = lambda: None,
     ) -> list[Rollout]:
         """One graph per task.
@@ -144,6 +148,7 @@ class Grower:
             method: its expansion policy and its merging.
             sampling: temperature and top-p.
             seed_parts: what names this batch, e.g. (run seed, step).
+            budget: of each prompt.
             finished: called whenever a graph is finished.
         """
         rollouts: list[Rollout] = []
@@ -151,7 +156,7 @@ class Grower:
             scheduler = PolicyScheduler(policy, self.overlap)
             batch = tasks[start : start + _TASKS_AT_ONCE]
             growing = [
-                self._grow(scheduler, task, method, sampling, seed_parts, finished)
+                self._grow(scheduler, task, method, sampling, seed_parts, budget, finished)
                 for task in batch
             ]
             try:
@@ -167,23 +172,24 @@ class Grower:
         method: Method,
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
+        budget: Budget,
         finished: Callable[[], object],
     ) -> Rollout:
-        """The graph of one task: expand, describe, merge, layer by layer."""
+        """The graph of one task, layer by layer, until the method or the budget ends it."""
         one = await self._start(scheduler, task, method)
-        for layer in range(1, self.expander.max_layers + 1):
-            branches = self._plan(one, method, layer, (*seed_parts, task.id))
-            if not branches:
+        for layer in count(1):
+            parts = (*seed_parts, task.id, layer)
+            waiting = self._plan(one, scheduler.policy, method, layer, parts, budget)
+            if not waiting:
                 break
-            steps = await gather(
-                *(
-                    self.expander.expand(scheduler, one.states[branch.node], branch.seed, sampling)
-                    for branch in branches
-                )
-            )
-            described = await self._describe(scheduler, method, [step.state for step in steps])
-            rewards = await self._judge(scheduler, steps)
-            self._attach(one, method, branches, steps, rewards, *described)
+            one.reached = one.active = np.zeros(0, np.int64)
+            while waiting:
+                served, limit = budget.affordable(one.ledger, self.expander.edge_tokens)
+                now, waiting = waiting[:served], waiting[len(waiting[:served]) :]
+                if not now:
+                    break
+                await self._sample(one, scheduler, method, now, sampling, limit)
+            one.classes = find_classes(one.graph, method.merging)
         finished()
         return one.finished()
 
@@ -201,64 +207,91 @@ class Grower:
             prefilled_tokens=state.prompt_tokens, summary_tokens=description.summary_tokens
         )
         root = np.zeros(1, np.int64)
-        return _Growing(task, graph, root, [state], ["ok"], root, ledger)
+        return _Growing(task, graph, root, [state], ["ok"], root, root, ledger)
 
     def _plan(
-        self, one: _Growing, method: Method, layer: int, seed_parts: tuple[int | str, ...]
-    ) -> list[_Branch]:
-        """The next layer's continuations of one graph; none once its token budget is spent."""
-        spent = method.max_tokens is not None and one.ledger.generated_tokens >= method.max_tokens
-        if spent or not len(one.active):
-            return []
-        allocation: Allocation = method.allocate(
-            one.graph, one.classes, one.active, layer, one.carried
-        )
-        one.carried = allocation.saved_pool
-        one.ledger.saved += allocation.saved
-        one.ledger.reallocated += allocation.reallocated
-        return [
-            _Branch(node, derive_seed(*seed_parts, layer, node, sibling))
-            for node, count in zip(
-                one.active.tolist(), allocation.continuations.tolist(), strict=True
-            )
-            for sibling in range(count)
-        ]
-
-    def _attach(
         self,
         one: _Growing,
+        policy: Policy,
         method: Method,
-        branches: Sequence[_Branch],
-        steps: Sequence[Step],
-        rewards: Sequence[float | None],
-        descriptions: Sequence[StateDescription],
-        vectors: NDArray[np.float32] | None,
+        layer: int,
+        seed_parts: tuple[int | str, ...],
+        budget: Budget,
+    ) -> list[Continuation]:
+        """The next layer's continuations of one graph; none once it is finished or paid for."""
+        tokens_left = budget.tokens_left(one.ledger)
+        if tokens_left == 0:
+            return []
+        trajectories_left = budget.trajectories_left(one.graph)
+        plan = method.plan(
+            Growth(
+                graph=one.graph,
+                classes=one.classes,
+                reached=one.reached,
+                active=one.active,
+                layer=layer,
+                memory=one.memory,
+                tokens_left=tokens_left,
+                trajectories_left=trajectories_left,
+                path_tokens=self.expander.path_tokens,
+                rng=np.random.default_rng(derive_seed(*seed_parts, "plan")),
+                decode=lambda ids: policy.tokenizer.decode(ids),
+            )
+        )
+        one.memory = plan.memory
+        one.ledger.saved += plan.saved
+        one.ledger.reallocated += plan.reallocated
+
+        def on_cut(graph: RolloutGraph, v: int, offset: int) -> None:
+            before = one.states[graph.parent[v]]
+            one.states.insert(v, self.expander.cut(policy, before, one.states[v], offset))
+            one.statuses.insert(v, "ok")
+
+        branches = within_paths(one.graph, plan.branches, trajectories_left)
+        one.graph, branches = cut_edges(one.graph, branches, on_cut)
+        return continuations(one.graph, branches, seed_parts)
+
+    async def _sample(
+        self,
+        one: _Growing,
+        scheduler: Scheduler,
+        method: Method,
+        planned: Sequence[Continuation],
+        sampling: SamplingParams,
+        limit: int | None,
     ) -> None:
-        """Add a layer's edges to the graph, then find what became equivalent."""
+        """Sample edges and add them to the graph: expand, observe, describe, verify."""
+        steps = await gather(
+            *(
+                self.expander.expand(scheduler, one.states[c.node], c.seed, sampling, limit)
+                for c in planned
+            )
+        )
+        descriptions, vectors = await self._describe(scheduler, method, [s.state for s in steps])
+        rewards = await self._judge(scheduler, steps)
         nodes = [
             NewNode(
-                parent=branch.node,
+                parent=planned[i].node,
                 token_ids=step.token_ids,
-                loss_mask=step.loss_mask,
+                loss_mask=(0,) * len(step.token_ids) if planned[i].value_only else step.loss_mask,
                 logprobs=step.logprobs,
-                terminal=reward is not None,
-                reward=reward,
-                key=description.key,
-                state=description.text,
+                terminal=rewards[i] is not None,
+                reward=rewards[i],
+                key=descriptions[i].key,
+                state=descriptions[i].text,
                 embedding=None if vectors is None else vectors[i],
+                tree=planned[i].tree,
             )
-            for i, (branch, step, reward, description) in enumerate(
-                zip(branches, steps, rewards, descriptions, strict=True)
-            )
+            for i, step in enumerate(steps)
         ]
-        first = one.graph.num_nodes
+        new = one.graph.num_nodes + np.arange(len(nodes))
         one.graph = one.graph.append(nodes)
         one.states.extend(step.state for step in steps)
         one.statuses.extend(step.status for step in steps)
+        one.reached = np.concatenate([one.reached, new])
+        one.active = np.concatenate([one.active, new[[not step.terminal for step in steps]]])
         for step, description in zip(steps, descriptions, strict=True):
             _enter(one.ledger, step, description.summary_tokens)
-        one.active = first + np.flatnonzero([not step.terminal for step in steps])
-        one.classes = find_classes(one.graph, method.merging)
 
     async def _describe(
         self, scheduler: Scheduler, method: Method, states: Sequence[PathState]
@@ -284,8 +317,10 @@ class Grower:
     def is_judged(self, step: Step) -> bool:
         """Whether an edge ends its path and the verifier is asked about it."""
         cut = step.status in ("out_of_length", "out_of_turns")
-        unscored = (cut and self.truncated == "early_stopped") or (
-            step.state.outages > 0 and self.outages == "drop"
+        unscored = (
+            step.status == "out_of_budget"
+            or (cut and self.truncated == "early_stopped")
+            or (step.state.outages > 0 and self.outages == "drop")
         )
         return step.terminal and not unscored
 

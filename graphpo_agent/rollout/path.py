@@ -1,12 +1,20 @@
 """What both modes do with a path: write its prompt, open it, measure the room it has left."""
 
+from dataclasses import replace
 from typing import Any
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.protocols import Policy
-from graphpo_agent.types import Context, PathState, Prompt, Task
+from graphpo_agent.types import Completion, Context, PathState, Prompt, SampleRequest, Task
 
-__all__ = ["check_template", "fill_template", "open_path", "room_left"]
+__all__ = [
+    "check_template",
+    "fill_template",
+    "limited",
+    "open_path",
+    "out_of_budget",
+    "room_left",
+]
 
 
 _SLOT = "{question}"
@@ -68,3 +76,17 @@ def room_left(
     """
     response_tokens = context.num_tokens - path.prompt_tokens
     return min(max_response_tokens - response_tokens, max_context_tokens - context.num_tokens)
+
+
+def limited(request: SampleRequest, limit: int | None) -> SampleRequest:
+    """The request with no more than ``limit`` tokens to sample; None: as it is."""
+    if limit is None or limit >= request.max_new_tokens:
+        return request
+    return replace(request, max_new_tokens=limit)
+
+
+def out_of_budget(completion: Completion, limit: int | None, full: int) -> bool:
+    """Whether ``limit`` ended a completion that might have had ``full`` tokens."""
+    if limit is None or completion.finish_reason != "length":
+        return False
+    return limit < full and len(completion.token_ids) == limit

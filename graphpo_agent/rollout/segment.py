@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 from graphpo_agent.protocols import Policy, Scheduler
-from graphpo_agent.rollout.path import check_template, fill_template, open_path, room_left
+from graphpo_agent.rollout.path import (
+    check_template,
+    fill_template,
+    limited,
+    open_path,
+    out_of_budget,
+    room_left,
+)
 from graphpo_agent.types import (
     Completion,
     Context,
@@ -36,7 +43,9 @@ class SegmentExpander:
         max_layers = 3, edges of 3, 3 and 1 tokens, the last one terminal with ``out_of_length``
 
     Attributes:
-        max_layers: ⌈max_response_tokens / segment_length⌉, which no path can outgrow.
+        max_layers: ⌈max_response_tokens / segment_length⌉, which no path can outgrow but by cuts.
+        edge_tokens: ``segment_length``, twice that with a delimiter.
+        path_tokens: ``max_response_tokens``.
     """
 
     def __init__(
@@ -61,6 +70,8 @@ class SegmentExpander:
             ConfigError: the template has no ``{question}``.
         """
         self.max_layers = -(-max_response_tokens // segment_length)
+        self.edge_tokens = segment_length * (1 if delimiter is None else 2)
+        self.path_tokens = max_response_tokens
         self._segment_length = segment_length
         self._max_response_tokens = max_response_tokens
         self._delimiter = delimiter
@@ -80,12 +91,31 @@ class SegmentExpander:
         return open_path(policy, task, messages, memory=())
 
     async def expand(
-        self, scheduler: Scheduler, state: PathState, seed: int, sampling: SamplingParams
+        self,
+        scheduler: Scheduler,
+        state: PathState,
+        seed: int,
+        sampling: SamplingParams,
+        limit: int | None = None,
     ) -> Step:
         """One segment behind a state."""
-        request = self._request(scheduler.policy, state, seed)
+        request = limited(self._request(scheduler.policy, state, seed), limit)
         completion = await scheduler.sample(request, sampling)
-        return self._step(scheduler.policy, state, completion)
+        return self._step(scheduler.policy, state, completion, limit)
+
+    def cut(
+        self, policy: Policy, before: PathState, after: PathState, num_tokens: int
+    ) -> PathState:
+        """The state after ``num_tokens`` of a segment."""
+        token_ids = after.memory[: len(before.memory) + num_tokens]
+        length = before.context.num_tokens + num_tokens
+        return replace(
+            before,
+            context=policy.cut(after.context, length, token_ids[-1]),
+            depth=before.depth + 1,
+            response=policy.tokenizer.decode(token_ids),
+            memory=token_ids,
+        )
 
     def outcome(self, state: PathState) -> Outcome:
         """The response as a whole; the mode marks no answer in it."""
@@ -94,25 +124,33 @@ class SegmentExpander:
     def _room(self, policy: Policy, path: PathState, context: Context) -> int:
         return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)
 
+    def _full_length(self, policy: Policy, state: PathState) -> int:
+        """Tokens of a segment that nothing ends earlier."""
+        return min(self.edge_tokens, self._room(policy, state, state.context))
+
     def _request(self, policy: Policy, state: PathState, seed: int) -> SampleRequest:
-        room = self._room(policy, state, state.context)
+        full = self._full_length(policy, state)
         if self._delimiter is None:
-            return SampleRequest(state.context, seed, min(self._segment_length, room))
+            return SampleRequest(state.context, seed, full)
         return SampleRequest(
             state.context,
             seed,
-            max_new_tokens=min(2 * self._segment_length, room),
+            max_new_tokens=full,
             stop=(self._delimiter,),
             min_new_tokens=self._segment_length,
         )
 
-    def _step(self, policy: Policy, state: PathState, completion: Completion) -> Step:
+    def _step(
+        self, policy: Policy, state: PathState, completion: Completion, limit: int | None
+    ) -> Step:
         token_ids = (*state.memory, *completion.token_ids)
         status: StepStatus = "ok"
         if completion.finish_reason == "eos":
             status = "answered"
         elif self._room(policy, state, completion.context) < 1:
             status = "out_of_length"
+        elif out_of_budget(completion, limit, self._full_length(policy, state)):
+            status = "out_of_budget"
         reached = replace(
             state,
             context=completion.context,

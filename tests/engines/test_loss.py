@@ -2,13 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from graphpo_agent.engines.local.loss import (
-    Objective,
-    clipped_objective,
-    loss_weights,
-    reverse_kl,
-    token_advantages,
-)
+from graphpo_agent.engines.local.loss import Objective, clipped_objective, reverse_kl
+from graphpo_agent.engines.local.token_weights import token_weights
 from tests.engines.graphs import random_sample
 
 
@@ -28,18 +23,25 @@ def per_token(ratios, advantages, objective=None, **more):
 
 def test_weights_of_the_worked_example():
     sample = random_sample(0, num_nodes=4)
+    object.__setattr__(sample, "advantages", np.zeros((1, 3)))
     object.__setattr__(sample, "parent", np.array([-1, 0, 0]))
     object.__setattr__(sample, "offsets", np.array([0, 2, 3, 5]))
     object.__setattr__(sample, "loss_mask", np.array([0, 0, 1, 1, 1], bool))
-    np.testing.assert_allclose(loss_weights([sample], "edge_mean"), [0, 0, 0.5, 0.25, 0.25])
-    third = 1 / 3
-    np.testing.assert_allclose(loss_weights([sample], "token_mean"), [0, 0, third, third, third])
+    expected = {
+        "edge_mean": [0, 0, 1 / 2, 1 / 4, 1 / 4],
+        "token_mean": [0, 0, 1 / 3, 1 / 3, 1 / 3],
+        "sequence_mean": [0, 0, 1 / 2, 1 / 4, 1 / 4],
+        "sequence_sum": [0, 0, 1 / 20, 1 / 20, 1 / 20],
+    }
+    for aggregation, weights in expected.items():
+        found = token_weights([sample], aggregation, horizon=10).weights
+        np.testing.assert_allclose(found, weights)
 
 
-@pytest.mark.parametrize("aggregation", ["edge_mean", "token_mean"])
+@pytest.mark.parametrize("aggregation", ["edge_mean", "token_mean", "sequence_mean"])
 def test_weights_sum_to_one_and_leave_observations_out(aggregation):
     samples = [random_sample(seed) for seed in range(3)]
-    weights = loss_weights(samples, aggregation)
+    weights = token_weights(samples, aggregation).weights
     assert weights.sum() == pytest.approx(1.0)
     mask = np.concatenate([sample.loss_mask for sample in samples])
     assert ((weights > 0) == mask).all()
@@ -47,7 +49,7 @@ def test_weights_sum_to_one_and_leave_observations_out(aggregation):
 
 def test_every_edge_with_a_trained_token_weighs_the_same():
     sample = random_sample(1)
-    weights = loss_weights([sample], "edge_mean")
+    weights = token_weights([sample], "edge_mean").weights
     per_edge = np.add.reduceat(weights, sample.offsets[:-1])
     trained = np.add.reduceat(sample.loss_mask, sample.offsets[:-1]) > 0
     assert 0 < trained.sum() < len(sample.parent) - 1
@@ -57,7 +59,7 @@ def test_every_edge_with_a_trained_token_weighs_the_same():
 
 def test_an_edges_advantage_belongs_to_each_of_its_tokens():
     sample = random_sample(2, terms=2)
-    spread = token_advantages([sample])
+    spread = token_weights([sample], "edge_mean").advantages
     for node in range(1, len(sample.parent)):
         span = slice(sample.offsets[node], sample.offsets[node + 1])
         expected = np.broadcast_to(sample.advantages[:, node, None], spread[:, span].shape)

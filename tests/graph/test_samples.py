@@ -19,9 +19,10 @@ def random_graph(num_nodes, seed):
     rng = np.random.default_rng(seed)
     graph = RolloutGraph.root("g", token_ids=[0, 1, 2])
     for v in range(1, num_nodes):
-        length = int(rng.integers(0, 4))
+        length = int(rng.integers(1, 5))
         start = len(graph.token_ids)
         mask = rng.integers(0, 2, length)
+        mask[0] = 1
         graph = graph.append(
             [
                 NewNode(
@@ -54,6 +55,48 @@ def test_rows_own_every_direct_edge_exactly_once(num_nodes, seed):
         expected = np.where(row.loss_mask, advantages[:, owner[row.token_ids]], 0.0)
         np.testing.assert_array_equal(row.advantages, expected)
         np.testing.assert_array_equal(row.logprobs, graph.logprobs[row.token_ids])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 25), st.integers(0, 2**32))
+def test_what_leads_to_no_trained_token_is_left_out_and_all_else_stays(num_nodes, seed):
+    graph = random_graph(num_nodes, seed)
+    rng = np.random.default_rng(seed)
+    untrained = rng.random(len(graph.token_ids)) < 0.8
+    rows = graph.leaves[rng.random(len(graph.leaves)) < 0.7]
+    advantages = rng.standard_normal((1, num_nodes))
+    whole = to_sample(graph, advantages)
+    for chosen in (None, rows):
+        sample = to_sample(graph, advantages, chosen, untrained=untrained)
+        on_rows = set(range(num_nodes))
+        if chosen is not None:
+            on_rows = {v for leaf in chosen.tolist() for v in graph.path(leaf)}
+        trained = {
+            token
+            for v in on_rows
+            for token in range(graph.offsets[v], graph.offsets[v + 1])
+            if graph.loss_mask[token] and not untrained[token]
+        }
+        assert set(sample.token_ids[sample.loss_mask].tolist()) == trained
+        owner = np.searchsorted(graph.offsets, sample.token_ids, side="right") - 1
+        node = np.repeat(np.arange(len(sample.parent)), np.diff(sample.offsets))
+        for token, v in zip(sample.token_ids.tolist(), node.tolist(), strict=True):
+            assert sample.advantages[0, v] == whole.advantages[0, owner_of(graph, token)] or v == 0
+        kept = {int(owner[node == v][0]): v for v in range(len(sample.parent))}
+        wanted = {owner_of(graph, token) for token in trained}
+        assert set(kept) == {0}.union(*(graph.path(v) for v in wanted))
+        for old, new in kept.items():
+            assert sample.parent[new] == (-1 if old == 0 else kept[int(graph.parent[old])])
+        if chosen is not None:
+            ends = [
+                next((kept[v] for v in reversed([0, *graph.path(leaf)]) if v in kept), 0)
+                for leaf in chosen.tolist()
+            ]
+            assert sample.rows is not None and sample.rows.tolist() == ends
+
+
+def owner_of(graph, token):
+    return int(np.searchsorted(graph.offsets, token, side="right")) - 1
 
 
 def small_graph():

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from graphpo_agent.errors import RewardError
+from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
 from graphpo_agent.rollout.summarize import KeyDescriber
 from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
 
@@ -39,6 +40,8 @@ class Walk:
 
     def __init__(self, max_layers: int = 6, observed: int = 2) -> None:
         self.max_layers = max_layers
+        self.edge_tokens = 1
+        self.path_tokens = max_layers
         self.observed = observed
         self.seeds: list[int] = []
 
@@ -48,7 +51,9 @@ class Walk:
     def outcome(self, state: PathState) -> Outcome:
         return Outcome("", turns=("step",) * state.depth)
 
-    async def expand(self, scheduler: Any, state: PathState, seed: int, sampling: Any) -> Step:
+    async def expand(
+        self, scheduler: Any, state: PathState, seed: int, sampling: Any, limit: int | None = None
+    ) -> Step:
         self.seeds.append(seed)
         return self._step(state, seed)
 
@@ -87,9 +92,15 @@ def grower(expander: Walk | None = None, **settings: Any) -> Grower:
     return Grower(expander or Walk(), at_goal, describer=describer, **settings)
 
 
-def grow(method: Any, count: int = 4, one: Grower | None = None, seed: int = 0) -> list[Rollout]:
+def grow(
+    method: Any,
+    count: int = 4,
+    one: Grower | None = None,
+    seed: int = 0,
+    budget: Budget = UNLIMITED,
+) -> list[Rollout]:
     return (one or grower()).grow(
-        NoPolicy(), tasks(count), method, SamplingParams(), (seed, "step")
+        NoPolicy(), tasks(count), method, SamplingParams(), (seed, "step"), budget
     )  # type: ignore[arg-type]
 
 
@@ -145,15 +156,41 @@ def test_every_continuation_has_a_seed_of_its_own_and_another_step_has_others() 
     assert not set(first.seeds) & set(second.seeds)
 
 
-def test_the_token_cap_stops_the_next_layer_and_leaves_paths_early_stopped() -> None:
-    rollout = grow(GraphPO(schedule=(4, 2, 2, 2), max_tokens=10), count=1)[0]
+def test_a_budget_of_tokens_is_spent_to_the_token() -> None:
+    for method in (GraphPO(schedule=(4, 2, 2, 2)), tree((3, 3)), Grpo(4)):
+        for tokens in (1, 3, 10, 57):
+            for rollout in grow(method, budget=Budget(tokens=tokens)):
+                assert rollout.ledger.generated_tokens == rollout.graph.num_trained.sum() == tokens
+
+
+def test_a_budget_that_ends_inside_a_layer_leaves_paths_early_stopped() -> None:
+    rollout = grow(GraphPO(schedule=(4, 2, 2, 2)), count=1, budget=Budget(tokens=10))[0]
     graph = rollout.graph
-    assert rollout.ledger.generated_tokens >= 10
-    before_last = np.count_nonzero((graph.depth < graph.depth.max()) & (graph.depth > 0))
-    assert before_last < 10
     open_leaves = ~graph.terminal & (children(rollout) == 0)
     assert open_leaves.any()
     assert np.isnan(graph.reward[open_leaves]).all()
+
+
+def test_chains_begin_no_more_than_can_be_finished_but_the_last() -> None:
+    for tokens in (20, 41, 100):
+        for rollout in grow(Grpo(4), budget=Budget(tokens=tokens)):
+            leaves = children(rollout) == 0
+            assert (leaves & ~rollout.graph.terminal).sum() <= 1
+
+
+def test_a_budget_of_trajectories_is_a_number_of_paths() -> None:
+    for method in (GraphPO(schedule=(4, 2, 2, 2)), tree((3, 3)), Grpo(4)):
+        for trajectories in (1, 4, 11, 40):
+            for rollout in grow(method, budget=Budget(trajectories=trajectories)):
+                assert len(rollout.graph.leaves) == trajectories
+                assert rollout.graph.terminal[rollout.graph.leaves].all()
+
+
+def test_whichever_budget_ends_first_ends_the_graph() -> None:
+    for rollout in grow(Grpo(4), budget=Budget(tokens=30, trajectories=3)):
+        assert len(rollout.graph.leaves) == 3 and rollout.ledger.generated_tokens <= 18
+    for rollout in grow(Grpo(4), budget=Budget(tokens=5, trajectories=30)):
+        assert rollout.ledger.generated_tokens == 5
 
 
 def test_a_path_at_its_limit_is_judged_or_left_unscored_as_set() -> None:

@@ -113,6 +113,22 @@ class ContextTree:
         self._nodes.append(Node(parent, (last,), True, length, slots))
         return self._handle(len(self._nodes) - 1)
 
+    def cut(self, index: int, num_tokens: int, last: int) -> LocalContext:
+        """The first tokens of a node's path; they end inside tokens that the policy sampled.
+
+        Args:
+            index: the node.
+            num_tokens: of its path, to the cut.
+            last: the last of them.
+        """
+        node = self._nodes[index]
+        while node.parent >= 0 and self._nodes[node.parent].num_tokens >= num_tokens:
+            node = self._nodes[node.parent]
+        assert node.slots is not None and len(node.slots) >= num_tokens - 1, "sampled tokens"
+        slots = node.slots[: num_tokens - 1]
+        self._nodes.append(Node(node.parent, (last,), True, num_tokens, slots))
+        return self._handle(len(self._nodes) - 1)
+
     def index(self, context: Context) -> int:
         """The node of a handle; ValueError for a foreign or released one."""
         if not isinstance(context, LocalContext) or context.generation != self._generation:

@@ -15,12 +15,7 @@ from graphpo_agent.engines.local.checkpoint import read_checkpoint, write_checkp
 from graphpo_agent.engines.local.demonstrations import demonstration_sample
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.lora import adapters_off, has_adapters
-from graphpo_agent.engines.local.loss import (
-    clipped_objective,
-    loss_weights,
-    reverse_kl,
-    token_advantages,
-)
+from graphpo_agent.engines.local.loss import clipped_objective, reverse_kl
 from graphpo_agent.engines.local.metrics import MetricSums, mismatch
 from graphpo_agent.engines.local.model import check_vocabulary
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step, state_on_device
@@ -32,6 +27,7 @@ from graphpo_agent.engines.local.options import (
 )
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.local.token_weights import TokenWeights, token_weights
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.samples import TrainingSample
@@ -47,14 +43,12 @@ class _TokenData:
     """What the objective needs of the N tokens of some samples, in their order.
 
     Attributes:
-        weights: [N] of ``loss_weights``, over the samples of one minibatch.
-        advantages: [A, N].
+        loss: their weights and advantages.
         old_logprobs: [N]; None where the policy that learns is still the one that sampled.
         reference_logprobs: [N]; None without a reference model.
     """
 
-    weights: FloatArray
-    advantages: FloatArray
+    loss: TokenWeights
     old_logprobs: FloatArray | None
     reference_logprobs: FloatArray | None
 
@@ -125,8 +119,9 @@ class LocalEngine:
         Returns:
             ``update/loss``, ``update/entropy`` (nats per trained token), ``update/kl`` (k3
             estimate of the divergence from the policy that sampled), ``update/reference_kl``
-            (with a reference model), ``update/clip_fraction`` (of tokens and terms whose
-            gradient is cut), ``update/grad_norm`` (before clipping), ``update/learning_rate``;
+            (with a reference model), ``update/clip_fraction`` (of tokens
+            some of whose gradient is cut), ``update/grad_norm`` (before clipping),
+            ``update/learning_rate``;
             where the rollout recorded log-probabilities and they are recomputed,
             ``update/mismatch`` (mean distance of the two) and ``update/mismatch_kl`` (k3).
 
@@ -149,8 +144,7 @@ class LocalEngine:
                 unchanged = recompute and number == 0
                 chosen = [trained[i] for i in members]
                 data = _TokenData(
-                    loss_weights(chosen, options.loss_aggregation),
-                    token_advantages(chosen),
+                    token_weights(chosen, options.loss_aggregation, options.horizon),
                     None if unchanged else np.concatenate([old[i] for i in members]),
                     None if reference is None else np.concatenate([reference[i] for i in members]),
                 )
@@ -178,7 +172,7 @@ class LocalEngine:
         self.policy.release()
         limit = self.policy.max_context_tokens
         samples = [demonstration_sample(d, self._tokenizer, limit) for d in demonstrations]
-        weights = loss_weights(samples, "token_mean")
+        weights = token_weights(samples, "token_mean").weights
         sums = MetricSums()
         with flat_passes(self._model, self._compute):
             for batch in pack(samples, self._options.max_tokens):
@@ -259,17 +253,17 @@ class LocalEngine:
         tokens = clipped_objective(
             scores.logprobs,
             old,
-            self._at(batch, data.advantages),
+            self._at(batch, data.loss.advantages),
             scores.entropies,
             reference,
             objective,
         )
-        loss = (self._at(batch, data.weights) * tokens.loss).sum()
+        loss = (self._at(batch, data.loss.weights) * tokens.loss).sum()
         loss.backward()
         values = {
             "entropy": scores.entropies,
             "kl": reverse_kl(old, logprobs),
-            "clip_fraction": tokens.clipped.double().mean(0),
+            "clip_fraction": tokens.clipped.any(0).double(),
         }
         if reference is not None:
             values["reference_kl"] = reverse_kl(logprobs, reference)

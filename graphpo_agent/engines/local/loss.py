@@ -1,30 +1,14 @@
 """The clipped objective (Algorithm 1, stage 4; equation of section 3.5).
 
-Shapes: N tokens of all samples of a batch, M trained tokens of a flat row, A advantage terms.
+Shapes: M trained tokens of a flat row, A advantage terms.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from graphpo_agent.graph.samples import TrainingSample
-
-__all__ = [
-    "LossAggregation",
-    "Objective",
-    "TokenLoss",
-    "clipped_objective",
-    "loss_weights",
-    "reverse_kl",
-    "token_advantages",
-]
-
-LossAggregation = Literal["edge_mean", "token_mean"]
+__all__ = ["Objective", "TokenLoss", "clipped_objective", "reverse_kl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +18,15 @@ class Objective:
     Attributes:
         clip_low: the ratio is clipped from below at 1 - clip_low.
         clip_high: and from above at 1 + clip_high.
+        dual_clip: where an advantage is negative, a ratio counts up to this, above 1; None: however
+            large it is (Ye et al., 2020).
         kl: weight β of the divergence from the reference model.
         entropy: weight c_H of the entropy bonus.
     """
 
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float | None = None
     kl: float = 0.0
     entropy: float = 0.0
 
@@ -55,34 +42,6 @@ class TokenLoss:
 
     loss: Tensor
     clipped: Tensor
-
-
-def loss_weights(
-    samples: Sequence[TrainingSample], aggregation: LossAggregation
-) -> NDArray[np.float64]:
-    """[N] weight of each token; the weights of all trained tokens sum to 1.
-
-    ``edge_mean``: 1 / (graphs · edges of the graph · trained tokens of the edge), the paper's
-    mean over edges inside a mean over graphs. An edge counts if it has a trained token, whatever
-    its advantage; a graph counts if it has such an edge. ``token_mean``: 1 / trained tokens.
-
-    Example: one graph, a prompt of two tokens, edges of one and of two trained tokens:
-    ``[0, 0, 1/2, 1/4, 1/4]``; with ``token_mean`` ``[0, 0, 1/3, 1/3, 1/3]``.
-    """
-    masks = [sample.loss_mask for sample in samples]
-    if aggregation == "token_mean":
-        mask = np.concatenate(masks).astype(np.float64)
-        return mask / max(mask.sum(), 1.0)
-    weights = [_edge_mean(sample) for sample in samples]
-    graphs = sum(bool(mask.any()) for mask in masks)
-    return np.concatenate(weights) / max(graphs, 1)
-
-
-def token_advantages(samples: Sequence[TrainingSample]) -> NDArray[np.float64]:
-    """[A, N] the advantage of each token's edge; NaN on prompts."""
-    return np.concatenate(
-        [np.repeat(s.advantages, np.diff(s.offsets), axis=1) for s in samples], axis=1
-    )
 
 
 def clipped_objective(
@@ -109,12 +68,17 @@ def clipped_objective(
     ratio = (logprobs - old_logprobs).exp()
     limited = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
     gains = torch.minimum(ratio * advantages, limited * advantages)
+    clipped = limited * advantages < ratio * advantages
+    if objective.dual_clip is not None:
+        least = objective.dual_clip * advantages
+        far = (advantages < 0) & (gains < least)
+        gains, clipped = torch.where(far, least, gains), clipped | far
     loss = -gains.sum(0)
     if objective.entropy:
         loss = loss - objective.entropy * entropies
     if reference_logprobs is not None:
         loss = loss + objective.kl * reverse_kl(logprobs, reference_logprobs)
-    return TokenLoss(loss, limited * advantages < ratio * advantages)
+    return TokenLoss(loss, clipped)
 
 
 def reverse_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
@@ -124,11 +88,3 @@ def reverse_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """
     log_ratio = reference_logprobs - logprobs
     return log_ratio.exp() - 1.0 - log_ratio
-
-
-def _edge_mean(sample: TrainingSample) -> NDArray[np.float64]:
-    """[tokens] 1 / (edges · trained tokens of the edge) on trained tokens, else 0."""
-    node = np.repeat(np.arange(len(sample.parent)), np.diff(sample.offsets))
-    trained = np.bincount(node[sample.loss_mask], minlength=len(sample.parent))
-    edges = max(int((trained > 0).sum()), 1)
-    return np.where(sample.loss_mask, 1.0 / (edges * np.maximum(trained, 1)[node]), 0.0)

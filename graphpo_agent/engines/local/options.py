@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from graphpo_agent.engines.local.loss import LossAggregation, Objective
+from graphpo_agent.engines.local.loss import Objective
+from graphpo_agent.engines.local.token_weights import LossAggregation
 
 __all__ = ["ComputeOptions", "ImitationOptions", "OptimizerOptions", "UpdateOptions"]
 
@@ -59,7 +60,8 @@ class UpdateOptions:
         minibatch_graphs: graphs per optimiser step.
         epochs: passes over the batch.
         objective: clipping, KL and entropy.
-        loss_aggregation: ``edge_mean`` is the paper's; ``token_mean`` is DAPO's.
+        loss_aggregation: how token losses become one number; ``edge_mean`` is the paper's.
+        horizon: what ``sequence_sum`` divides by: the longest response.
         old_logprobs: ``recompute`` them once before the first minibatch, or take those recorded
             in the ``rollout``.
         temperature: that of sampling, > 0.
@@ -72,6 +74,7 @@ class UpdateOptions:
     epochs: int = 1
     objective: Objective = field(default_factory=Objective)
     loss_aggregation: LossAggregation = "edge_mean"
+    horizon: int = 1
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     temperature: float = 1.0
     seed: int = 0

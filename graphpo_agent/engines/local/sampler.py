@@ -111,6 +111,12 @@ class LocalPolicy:
             return context
         return self._contexts.extend(self._contexts.index(context), token_ids)
 
+    def cut(self, context: Context, num_tokens: int, last: int) -> Context:
+        """The first tokens of a context, which end inside tokens that the policy sampled."""
+        if num_tokens == context.num_tokens:
+            return context
+        return self._contexts.cut(self._contexts.index(context), num_tokens, last)
+
     def submit(self, request: SampleRequest, sampling: SamplingParams) -> int:
         """Queue one continuation and return its ticket; nothing is computed yet."""
         self._tickets += 1

@@ -1,0 +1,108 @@
+"""What a method is told of a growing graph, and what it answers: where to continue."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+
+__all__ = ["Branch", "Growth", "Plan", "chains", "onward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Continuations of one state.
+
+    Example, two more continuations from after the third token of the edge to node 7::
+
+        Branch(node=7, count=2, offset=3)
+
+    Attributes:
+        node: position of the state in the graph that the method was shown.
+        count: how many continuations.
+        offset: None: from the node itself. A number: from inside the edge to ``node``, after so
+            many of its tokens; the edge is cut in two there (once, whoever asks for the same cut).
+            Its last kept token must be one the policy sampled, and so the one after it.
+        tree: number of the tree that the new nodes belong to; None: that of ``node``, and a new
+            one for each continuation of the root.
+        value_only: the continuations serve an estimate and are not trained; nor is what continues
+            them.
+    """
+
+    node: int
+    count: int = 1
+    offset: int | None = None
+    tree: int | None = None
+    value_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The next layer of one graph.
+
+    Attributes:
+        branches: what to continue, most wanted first: where the budget does not suffice, the last
+            ones go short. Empty: the graph is finished.
+        memory: what the method wants to be shown again next time.
+        saved: continuations that redundant states did not get in this layer.
+        reallocated: continuations that others got in their place.
+    """
+
+    branches: Sequence[Branch]
+    memory: Any = None
+    saved: int = 0
+    reallocated: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """A graph as it stands when a method is asked for its next layer.
+
+    Attributes:
+        graph: so far.
+        classes: [n] its equivalence classes.
+        reached: positions of the nodes that the last layer reached; the root at first.
+        active: of those, the states that a path goes on from.
+        layer: 1 for the first layer below the root, then counted up at each call.
+        memory: of the method's last plan; None at first.
+        tokens_left: policy tokens that the prompt's budget still holds; None: no such budget.
+        trajectories_left: further paths that the prompt's budget still holds; None: no such budget.
+        path_tokens: what one path from the prompt can cost at most, in policy tokens.
+        rng: the method's own random numbers, the same in every repetition of a run.
+        decode: text of token ids.
+    """
+
+    graph: RolloutGraph
+    classes: IntArray
+    reached: IntArray
+    active: IntArray
+    layer: int
+    memory: Any
+    tokens_left: int | None
+    trajectories_left: int | None
+    path_tokens: int
+    rng: np.random.Generator
+    decode: Callable[[Sequence[int]], str]
+
+
+def onward(growth: Growth) -> tuple[Branch, ...]:
+    """One continuation of every path that is not finished."""
+    return tuple(Branch(v) for v in growth.active.tolist())
+
+
+def chains(growth: Growth, wanted: int) -> tuple[Branch, ...]:
+    """New chains from the prompt: ``wanted`` in the first layer, then what fills the budget.
+
+    A method whose own structure is complete spends the rest of a prompt's budget on these; without
+    a budget there is no rest. No more are begun at once than can surely be finished within a
+    budget of tokens, but one; the budget cuts the last one.
+    """
+    left = growth.trajectories_left
+    count = wanted if growth.layer == 1 else (left or 0)
+    if growth.tokens_left is not None:
+        fitting = max(1, growth.tokens_left // growth.path_tokens) if growth.tokens_left else 0
+        count = fitting if left is None else min(left, fitting)
+    return (Branch(0, count),) if count > 0 else ()
