@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from graphpo_agent.graph.records import parse_graph
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.method import Credit, Method
 from tests.graph.strategies import random_record
 
-__all__ = ["credit_of", "forests", "graph_from", "plain_records", "record_from", "untrained"]
+__all__ = [
+    "credit_of",
+    "forests",
+    "graph_from",
+    "plain_records",
+    "record_from",
+    "trajectory_advantages",
+    "untrained",
+]
 
 
 def record_from(
@@ -46,6 +55,13 @@ def credit_of(method: Method, graph: RolloutGraph) -> Credit:
     """The credit of one graph, every node a class of its own."""
     (credit,) = method.assign_credit([graph], [np.arange(graph.num_nodes)])
     return credit
+
+
+def trajectory_advantages(method: Method, graph: RolloutGraph) -> NDArray[np.float64]:
+    """[num_terminals] of a method whose advantages belong to trajectories."""
+    found = credit_of(method, graph).trajectory_advantages
+    assert found is not None
+    return found
 
 
 def untrained(credit: Credit) -> list[bool]:
