@@ -14,12 +14,9 @@ from graphpo_agent.config import (
     EmbedderConfig,
     EncoderEmbedderConfig,
     FrozenSummaryState,
-    GraphPOMethod,
-    GrpoMethod,
     HermesDialectConfig,
     KeyState,
     LocalEngineConfig,
-    MethodConfig,
     ModelConfig,
     OpenAIEmbedderConfig,
     RunConfig,
@@ -31,10 +28,10 @@ from graphpo_agent.config import (
     SummaryState,
     TeiEmbedderConfig,
     TextState,
-    TreeMethod,
     UpdateConfig,
     VllmEngineConfig,
 )
+from graphpo_agent.config_methods import MethodConfig, PrmMethod
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
@@ -55,12 +52,6 @@ from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.budget import Budget
-from graphpo_agent.graph.credit import CreditOptions
-from graphpo_agent.graph.equivalence import MergeOptions
-from graphpo_agent.methods.graphpo import GraphPO
-from graphpo_agent.methods.grpo import Grpo
-from graphpo_agent.methods.method import Method
-from graphpo_agent.methods.tree import tree
 from graphpo_agent.named import callable_of, check_constructible, constructed
 from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.protocols import (
@@ -71,6 +62,7 @@ from graphpo_agent.protocols import (
     Policy,
     RewardFn,
     StateDescriber,
+    StepScorer,
     Tool,
 )
 from graphpo_agent.rollout.agent import TurnExpander, check_tools
@@ -82,6 +74,7 @@ from graphpo_agent.rollout.embed import HashingEmbedder
 from graphpo_agent.rollout.frozen_summary import FrozenSummary
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander
+from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.rollout.summarize import KeyDescriber, PolicySummary, TextDescriber
 from graphpo_agent.types import SamplingParams
 
@@ -90,47 +83,17 @@ __all__ = [
     "build_engine",
     "build_expander",
     "build_grower",
-    "build_method",
     "build_policy",
     "build_sampling",
     "build_sft_engine",
     "build_state",
+    "build_step_scoring",
     "check_named",
     "check_precision",
     "compute_options",
     "device_of",
     "gib",
 ]
-
-
-def build_method(config: MethodConfig) -> Method:
-    """The method of a run."""
-    if isinstance(config, GrpoMethod):
-        return Grpo(config.group_size, config.normalize)
-    credit = CreditOptions(
-        pool_weight=config.pool_weight if isinstance(config, GraphPOMethod) else 0.0,
-        efficiency_weight=config.efficiency_weight,
-        efficiency_combine=config.efficiency_combine,
-        singleton=config.singleton,
-        backup=config.backup,
-        normalize=config.normalize,
-        trajectory_weight=config.trajectory_weight,
-    )
-    if isinstance(config, TreeMethod):
-        return tree(config.schedule, credit, config.objective)
-    merging = MergeOptions(
-        threshold=config.merge_threshold,
-        merge_terminals=config.merge_terminals,
-        max_layer_gap=config.max_layer_gap,
-        guard=config.guard,
-    )
-    return GraphPO(
-        schedule=config.schedule,
-        merging=merging,
-        reallocate=config.reallocate,
-        credit=credit,
-        objective=config.objective,
-    )
 
 
 def build_engine(config: RunConfig) -> Engine:
@@ -258,6 +221,16 @@ def _model(config: ModelConfig, seed: int) -> PreTrainedModel:
     return add_adapters(model, LoraOptions(**config.lora.model_dump()))
 
 
+def build_step_scoring(config: MethodConfig) -> StepScoring | None:
+    """What asks a process reward model, for the method that needs one."""
+    if not isinstance(config, PrmMethod):
+        return None
+    scorer = constructed(config.scorer)
+    if not isinstance(scorer, StepScorer):
+        raise ConfigError(f"method.scorer: {config.scorer['class']} has no score method")
+    return StepScoring(scorer, config.steps)
+
+
 def build_budget(config: BudgetConfig) -> Budget:
     """What each prompt of a training step may cost."""
     return Budget(config.tokens, config.trajectories)
@@ -299,6 +272,8 @@ def check_named(config: RunConfig) -> None:
         check_constructible(config.state.chat)
     if isinstance(config.state, KeyState):
         callable_of(config.state.function, "state")
+    if isinstance(config.method, PrmMethod):
+        check_constructible(config.method.scorer)
     if isinstance(config.reward, str):
         callable_of(config.reward, "task", "outcome")
     else:

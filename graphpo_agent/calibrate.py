@@ -10,11 +10,11 @@ from tqdm.auto import tqdm
 
 from graphpo_agent.build import (
     build_grower,
-    build_method,
     build_policy,
     build_sampling,
     build_state,
 )
+from graphpo_agent.build_method import build_method
 from graphpo_agent.calibration_files import summary, write_calibration
 from graphpo_agent.config import RunConfig, StateConfig
 from graphpo_agent.config_file import load_config, read_yaml

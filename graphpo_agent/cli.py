@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from graphpo_agent.cli_data import add_data_verbs
 from graphpo_agent.errors import GraphPOError
@@ -201,21 +201,45 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", help="graphpo.graph/1 lines")
     parser.add_argument("--out", required=True)
     parser.add_argument("--method", required=True, choices=METHODS)
-    parser.add_argument("--merge", choices=["similarity", "none"], default="similarity")
-    parser.add_argument("--merge-threshold", type=float, default=0.92)
-    parser.add_argument(
-        "--merge-terminals", choices=["same_reward", "never"], default="same_reward"
-    )
-    parser.add_argument("--max-layer-gap", type=_gap, default=None, metavar="N|none")
-    parser.add_argument("--guard", choices=["numbers", "none"], default="none")
     parser.add_argument("--keep-classes", action="store_true")
-    parser.add_argument("--pool-weight", type=float, default=0.7)
-    parser.add_argument("--efficiency-weight", type=float, default=0.2)
-    parser.add_argument("--efficiency-combine", choices=["mean", "sum"], default="mean")
-    parser.add_argument("--singleton", choices=["zero", "inherit"], default="zero")
-    parser.add_argument("--backup", choices=["leaf", "mean", "class"], default="leaf")
-    parser.add_argument("--normalize", choices=["std", "none", "rms"], default="std")
-    parser.add_argument("--trajectory-weight", type=float, default=0.0)
+    settings = parser.add_argument_group(
+        "settings of the methods", "without them, as the method's authors released it"
+    )
+
+    def setting(name: str, **how: Any) -> None:
+        settings.add_argument(name, default=argparse.SUPPRESS, **how)
+
+    setting("--merge", choices=["similarity", "none"], help="graphpo, tree, as all up to …-weight")
+    setting("--merge-threshold", type=float)
+    setting("--merge-terminals", choices=["same_reward", "never"])
+    setting("--max-layer-gap", type=_whole_or_none, metavar="N|none")
+    setting("--guard", choices=["numbers", "none"])
+    setting("--pool-weight", type=float)
+    setting("--efficiency-weight", type=float)
+    setting("--efficiency-combine", choices=["mean", "sum"])
+    setting("--backup", choices=["leaf", "mean", "class"])
+    setting("--trajectory-weight", type=float)
+    setting(
+        "--singleton",
+        choices=["zero", "inherit", "raw"],
+        help="graphpo, tree: zero, inherit; grpo, dapo: raw, zero",
+    )
+    setting(
+        "--normalize",
+        choices=["std", "none", "rms"],
+        help="graphpo, tree: all; grpo, treerpo, spo_tree: std, none",
+    )
+    setting("--max-length", type=int, help="dapo")
+    setting("--overlong-buffer", type=int, help="dapo")
+    setting("--overlong-factor", type=float, help="dapo")
+    setting("--select", type=_whole_or_none, metavar="N|none", help="treerl: leaves trained (16)")
+    setting("--weighting", choices=["sqrt", "uniform", "paper"], help="treerl")
+    setting("--max-probability", type=_number_or_none, metavar="P|none", help="spo_tree, spo_chain")
+    setting("--kept", type=_whole_or_none, metavar="N|none", help="tree_grpo: leaves of a tree")
+    setting("--aggregate", choices=["average", "group_size"], help="treepo")
+    setting("--steps", choices=["response", "edges"], help="prm")
+    setting("--prm-weight", type=float, help="prm")
+    setting("--whiten", choices=["none", "batch"], help="spo_tree, spo_chain, treepo")
     parser.set_defaults(run=_score)
 
 
@@ -226,15 +250,19 @@ def _count(text: str) -> int:
     return number
 
 
-def _gap(text: str) -> int | None:
+def _whole_or_none(text: str) -> int | None:
     return None if text == "none" else int(text)
 
 
-def _score(options: argparse.Namespace) -> int:
-    from graphpo_agent.methods.score import ScoreOptions, score_file
+def _number_or_none(text: str) -> float | None:
+    return None if text == "none" else float(text)
 
-    fields = {name: vars(options)[name] for name in ScoreOptions.__slots__}
-    score_file(options.input, options.out, options.method, ScoreOptions(**fields))
+
+def _score(options: argparse.Namespace) -> int:
+    from graphpo_agent.methods.score import OPTIONS, score_file
+
+    given = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    score_file(options.input, options.out, options.method, given, options.keep_classes)
     return 0
 
 

@@ -10,13 +10,14 @@ from tqdm.auto import tqdm
 from graphpo_agent.build import (
     build_budget,
     build_grower,
-    build_method,
     build_policy,
     build_sampling,
     build_sft_engine,
+    build_step_scoring,
     check_named,
     check_precision,
 )
+from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
@@ -139,7 +140,7 @@ def rollout(
     paths = [tasks_path] if tasks_path else config.tasks.train
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
-    sampling = build_sampling(config.sampling)
+    sampling, scoring = build_sampling(config.sampling), build_step_scoring(config.method)
     with tqdm(total=len(tasks), unit="graph", disable=None) as bar:
         rollouts = grower.grow(
             policy,
@@ -150,6 +151,8 @@ def rollout(
             build_budget(config.budget),
             bar.update,
         )
+    if scoring is not None:
+        rollouts = scoring(rollouts, policy.tokenizer)
     lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]
     write_atomically(Path(out), "\n".join(lines) + "\n")
     for name, value in rollout_metrics(rollouts).items():

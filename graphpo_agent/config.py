@@ -5,15 +5,23 @@ A leaf of the package: no torch, no files.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from graphpo_agent.config_base import (
+    Beta,
+    NonNegative,
+    ObjectConfig,
+    Positive,
+    Size,
+    Strict,
+)
+from graphpo_agent.config_methods import MethodConfig
 
 __all__ = [
     "ASearcherDialectConfig",
     "AgentMode",
     "BudgetConfig",
     "FrozenSummaryState",
-    "GraphPOMethod",
-    "GrpoMethod",
     "HermesDialectConfig",
     "LocalEngineConfig",
     "LoraConfig",
@@ -27,31 +35,12 @@ __all__ = [
     "StateConfig",
     "TeiEmbedderConfig",
     "TrainConfig",
-    "TreeMethod",
     "UpdateConfig",
     "VllmEngineConfig",
 ]
 
-Positive = Annotated[int, Field(ge=1)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
-
-def _names_a_class(value: dict[str, Any]) -> dict[str, Any]:
-    name = value.get("class")
-    if not isinstance(name, str) or name.count(":") != 1:
-        raise ValueError("needs the key 'class' with module:Class, e.g. tools.search:SearchTool")
-    return value
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LoraConfig(_Strict):
+class LoraConfig(Strict):
     """Low-rank adapters, trained in place of the weights; needs the extra ``lora``."""
 
     rank: Positive = 16
@@ -61,7 +50,7 @@ class LoraConfig(_Strict):
     """Names of the adapted linear layers, e.g. ``[q_proj, v_proj]``; None: all but the head."""
 
 
-class ModelConfig(_Strict):
+class ModelConfig(Strict):
     """The policy's weights."""
 
     path: str
@@ -81,7 +70,7 @@ class ModelConfig(_Strict):
         return self
 
 
-class LocalEngineConfig(_Strict):
+class LocalEngineConfig(Strict):
     """torch and transformers sample."""
 
     kind: Literal["local"] = "local"
@@ -89,7 +78,7 @@ class LocalEngineConfig(_Strict):
     """Keys and values of the continuations that run at once."""
 
 
-class VllmEngineConfig(_Strict):
+class VllmEngineConfig(Strict):
     """vLLM samples; the update stays with torch and transformers."""
 
     kind: Literal["vllm"]
@@ -115,7 +104,7 @@ def _as_tuple(value: Any) -> Any:
 Files = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)]
 
 
-class TasksConfig(_Strict):
+class TasksConfig(Strict):
     """Task files (JSON lines: id, question, answers, metadata)."""
 
     train: Files
@@ -123,7 +112,7 @@ class TasksConfig(_Strict):
     heldout: str | None = None
 
 
-class SegmentMode(_Strict):
+class SegmentMode(Strict):
     """Reasoning: an edge is a segment of sampled tokens."""
 
     kind: Literal["segment"]
@@ -135,11 +124,7 @@ class SegmentMode(_Strict):
     system_prompt: str | None = None
 
 
-ObjectConfig = Annotated[dict[str, Any], AfterValidator(_names_a_class)]
-"""``{"class": "module:Class", **arguments}``; an argument may be such a mapping itself."""
-
-
-class SearchR1DialectConfig(_Strict):
+class SearchR1DialectConfig(Strict):
     """``<search>`` and ``<answer>`` in one message."""
 
     kind: Literal["search_r1"] = "search_r1"
@@ -149,13 +134,13 @@ class SearchR1DialectConfig(_Strict):
     """``search-r1``: read and write as Search-R1 does also where that is a defect."""
 
 
-class ASearcherDialectConfig(_Strict):
+class ASearcherDialectConfig(Strict):
     """``<search>``, ``<access>`` and ``<answer>`` in a plain text without chat template."""
 
     kind: Literal["asearcher"]
 
 
-class HermesDialectConfig(_Strict):
+class HermesDialectConfig(Strict):
     """JSON calls in ``<tool_call>``, replies in ``<tool_response>`` messages."""
 
     kind: Literal["hermes"]
@@ -179,7 +164,7 @@ DialectConfig = Annotated[
 """A mapping, or the kind alone."""
 
 
-class AgentMode(_Strict):
+class AgentMode(Strict):
     """Agentic search: an edge is a ReAct turn, the tool's observation included."""
 
     kind: Literal["agent"]
@@ -194,14 +179,14 @@ class AgentMode(_Strict):
     """Replaces the dialect's own instruction; must hold ``{question}``."""
 
 
-class HashingEmbedderConfig(_Strict):
+class HashingEmbedderConfig(Strict):
     """Hashed character n-grams: finds near-exact duplicates only."""
 
     kind: Literal["hashing"]
     dimension: Positive = 1024
 
 
-class EncoderEmbedderConfig(_Strict):
+class EncoderEmbedderConfig(Strict):
     """A sentence encoder through transformers."""
 
     kind: Literal["encoder"]
@@ -213,7 +198,7 @@ class EncoderEmbedderConfig(_Strict):
     device: str = "cpu"
 
 
-class OpenAIEmbedderConfig(_Strict):
+class OpenAIEmbedderConfig(Strict):
     """An endpoint that speaks OpenAI's ``/embeddings``."""
 
     kind: Literal["openai"]
@@ -223,7 +208,7 @@ class OpenAIEmbedderConfig(_Strict):
     """The environment variable that holds the key, where one is needed."""
 
 
-class TeiEmbedderConfig(_Strict):
+class TeiEmbedderConfig(Strict):
     """A Text Embeddings Inference server."""
 
     kind: Literal["tei"]
@@ -236,7 +221,7 @@ EmbedderConfig = Annotated[
 ]
 
 
-class KeyState(_Strict):
+class KeyState(Strict):
     """The environment knows its state: a function of the path gives the canonical key."""
 
     kind: Literal["key"]
@@ -244,7 +229,7 @@ class KeyState(_Strict):
     """``module:function`` from a ``PathState`` to a string or None."""
 
 
-class SummaryState(_Strict):
+class SummaryState(Strict):
     """The policy summarises its path (paper, section 3.2); an encoder embeds the summary."""
 
     kind: Literal["policy_summary"]
@@ -252,7 +237,7 @@ class SummaryState(_Strict):
     max_summary_tokens: Positive = 128
 
 
-class FrozenSummaryState(_Strict):
+class FrozenSummaryState(Strict):
     """A model other than the policy summarises the path; an encoder embeds the summary."""
 
     kind: Literal["frozen_summary"]
@@ -264,7 +249,7 @@ class FrozenSummaryState(_Strict):
     """Of the path that are shown to it, the last ones."""
 
 
-class TextState(_Strict):
+class TextState(Strict):
     """The end of the path's own text is embedded; cheap, for near-duplicates."""
 
     kind: Literal["text"]
@@ -277,55 +262,14 @@ StateConfig = Annotated[
 ]
 
 
-class SamplingConfig(_Strict):
+class SamplingConfig(Strict):
     """How training rollouts draw tokens."""
 
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
-class _GraphMethod(_Strict):
-    schedule: Schedule
-    """b_h per layer; layers beyond it continue with 1."""
-    efficiency_weight: NonNegative = 0.2
-    efficiency_combine: Literal["mean", "sum"] = "mean"
-    singleton: Literal["zero", "inherit"] = "zero"
-    backup: Literal["leaf", "mean", "class"] = "leaf"
-    normalize: Literal["std", "none", "rms"] = "std"
-    trajectory_weight: NonNegative = 0.0
-    objective: Literal["joint", "separate"] = "joint"
-
-
-class GraphPOMethod(_GraphMethod):
-    """GraphPO."""
-
-    name: Literal["graphpo"]
-    merge_threshold: Annotated[float, Field(gt=0, le=1)] = 0.92
-    merge_terminals: Literal["same_reward", "never"] = "same_reward"
-    max_layer_gap: Annotated[int, Field(ge=0)] | None = None
-    guard: Literal["numbers", "none"] = "none"
-    pool_weight: Fraction = 0.7
-    reallocate: Literal["novel", "uncertain", "none"] = "novel"
-
-
-class TreeMethod(_GraphMethod):
-    """GraphPO without merging."""
-
-    name: Literal["tree"]
-
-
-class GrpoMethod(_Strict):
-    """GRPO: independent trajectories, one advantage each."""
-
-    name: Literal["grpo"]
-    group_size: Annotated[int, Field(ge=2)]
-    normalize: Literal["std", "none"] = "std"
-
-
-MethodConfig = Annotated[GraphPOMethod | TreeMethod | GrpoMethod, Field(discriminator="name")]
-
-
-class BudgetConfig(_Strict):
+class BudgetConfig(Strict):
     """What each prompt of a training step may cost; the same contract for every method.
 
     A method whose own structure is complete spends the rest on plain chains from the prompt.
@@ -337,7 +281,7 @@ class BudgetConfig(_Strict):
     """Paths from the prompt, finished or not."""
 
 
-class UpdateConfig(_Strict):
+class UpdateConfig(Strict):
     """The PPO update (Algorithm 1, stage 4) and its optimiser."""
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
@@ -371,7 +315,7 @@ class UpdateConfig(_Strict):
     """Between updates the optimiser's state waits in the CPU's memory; without effect on a CPU."""
 
 
-class TrainConfig(_Strict):
+class TrainConfig(Strict):
     """How long, how much per step, and what is written when."""
 
     prompts_per_step: Positive
@@ -393,7 +337,7 @@ class TrainConfig(_Strict):
         return self
 
 
-class RunConfig(_Strict):
+class RunConfig(Strict):
     """Everything ``graphpo train``, ``rollout`` and ``eval`` need."""
 
     output: str
@@ -423,7 +367,7 @@ class RunConfig(_Strict):
     train: TrainConfig
 
 
-class SftConfig(_Strict):
+class SftConfig(Strict):
     """Everything ``graphpo sft`` needs."""
 
     output: str

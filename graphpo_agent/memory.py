@@ -4,12 +4,22 @@ import torch
 
 from graphpo_agent.build import compute_options, device_of, gib
 from graphpo_agent.config import (
-    GrpoMethod,
     LocalEngineConfig,
     RunConfig,
     SegmentMode,
     SummaryState,
     VllmEngineConfig,
+)
+from graphpo_agent.config_methods import (
+    DapoMethod,
+    GraphPOMethod,
+    GrpoMethod,
+    MethodConfig,
+    PrmMethod,
+    SpoChainMethod,
+    TreeGrpoMethod,
+    TreePOMethod,
+    TreeRLMethod,
 )
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
@@ -84,15 +94,33 @@ def _graph_tokens(config: RunConfig) -> int:
     else:
         sampled, observed = mode.max_turn_tokens, mode.max_observation_tokens
         layers = mode.max_turns
-    grpo = isinstance(method, GrpoMethod)
-    schedule, limit = (method.group_size,) if grpo else method.schedule, config.budget.tokens
+    schedule, budget = _schedule(method, mode.max_response_tokens), config.budget
     edges, width = 0, 1
     for layer in range(1, layers + 1):
-        if limit is not None and edges * sampled >= limit:
+        if budget.tokens is not None and edges * sampled >= budget.tokens:
             break
         width *= branching_at(schedule, layer)
+        width = min(width, budget.trajectories or width)
         edges += width
     tokens = min(edges * (sampled + observed), width * mode.max_response_tokens)
-    if isinstance(state, SummaryState) and not isinstance(method, GrpoMethod):
+    if isinstance(state, SummaryState) and isinstance(method, GraphPOMethod):
         tokens += edges * state.max_summary_tokens
     return tokens
+
+
+def _schedule(method: MethodConfig, response_tokens: int) -> tuple[int, ...]:
+    """At most so many continuations of a path in each layer; of forks, all in the first."""
+    match method:
+        case DapoMethod() | GrpoMethod() | PrmMethod():
+            return (method.group_size,)
+        case TreeRLMethod():
+            return (method.trees * (1 + method.rounds * method.forks * method.copies),)
+        case TreeGrpoMethod():
+            return (method.trees * (1 + method.rounds * method.expansions),)
+        case TreePOMethod():
+            return (method.width,)
+        case SpoChainMethod():
+            cuts = -(-response_tokens // method.cut_interval)
+            return (method.num_chains * (1 + cuts * method.rollouts),)
+        case _:
+            return method.schedule

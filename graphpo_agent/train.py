@@ -10,9 +10,10 @@ from graphpo_agent.build import (
     build_budget,
     build_engine,
     build_grower,
-    build_method,
     build_sampling,
+    build_step_scoring,
 )
+from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.data.tasks import load_tasks
@@ -21,11 +22,13 @@ from graphpo_agent.evals.heldout import Evaluation, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.method import Credit, Method, training_sample
+from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.protocols import Engine
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import Progress, RunDirectory
 from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.types import SamplingParams, Task
 
 __all__ = ["Setup", "TrainResult", "prepare", "train"]
@@ -41,6 +44,7 @@ class Setup:
     grower: Grower
     method: Method
     budget: Budget
+    step_scoring: StepScoring | None
     sampling: SamplingParams
     tasks: Sequence[Task]
     heldout: Sequence[Task]
@@ -77,6 +81,7 @@ def prepare(config: RunConfig) -> Setup:
         grower=build_grower(config),
         method=build_method(config.method),
         budget=build_budget(config.budget),
+        step_scoring=build_step_scoring(config.method),
         sampling=build_sampling(config.sampling),
         engine=build_engine(config),
     )
@@ -184,12 +189,18 @@ def _collect(
             (config.seed, step),
             setup.budget,
         )
+        if setup.step_scoring is not None:
+            rollouts = setup.step_scoring(rollouts, setup.engine.policy.tokenizer)
         credits = setup.method.assign_credit(
             [rollout.graph for rollout in rollouts], [rollout.classes for rollout in rollouts]
         )
         grown += rollouts
         signal += [pair for pair in zip(rollouts, credits, strict=True) if pair[1].has_signal]
-    return grown, signal
+    graphs = [rollout.graph for rollout, _ in signal]
+    credits = [credit for _, credit in signal]
+    if setup.method.whiten == "batch":
+        credits = whitened(graphs, credits)
+    return grown, list(zip((rollout for rollout, _ in signal), credits, strict=True))
 
 
 def _progress(config: RunConfig, progress: Progress) -> float:

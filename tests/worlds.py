@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.cli import main
+from graphpo_agent.protocols import SteppedResponse
 from graphpo_agent.types import Outcome, Task
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,13 @@ class CountingReward:
     def __call__(self, task: Task, outcome: Outcome) -> float:
         self.asked += 1
         return length_reward(task, outcome)
+
+
+class LengthScorer:
+    """A process reward model that likes steps of some lengths."""
+
+    def score(self, responses: list[SteppedResponse]) -> list[list[float]]:
+        return [[len(step) % 4 / 3 for step in response.steps] for response in responses]
 
 
 class AnyArguments:

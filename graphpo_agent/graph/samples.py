@@ -104,7 +104,8 @@ def to_sample(
     node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
     loss_mask = graph.loss_mask if untrained is None else graph.loss_mask & ~untrained
     if rows is not None:
-        loss_mask = loss_mask & row_paths(graph.parent, rows).any(axis=0)[node]
+        on_rows: BoolArray = np.any(row_paths(graph.parent, rows), axis=0)
+        loss_mask = loss_mask & on_rows[node]
     silent = np.flatnonzero(loss_mask & np.isnan(graph.logprobs))
     if len(silent):
         raise GraphError(_cannot_train(graph, int(node[silent[0]]), "logprobs"))

@@ -1,11 +1,11 @@
 """``graphpo score``: the credit of every graph in a file, whoever made it."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,21 @@ from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.dapo import Dapo
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Credit, Method
+from graphpo_agent.methods.prm import Prm
+from graphpo_agent.methods.spo_chain import SpoChain
+from graphpo_agent.methods.spo_tree import SpoTree
 from graphpo_agent.methods.tree import tree
+from graphpo_agent.methods.tree_grpo import TreeGrpo
+from graphpo_agent.methods.treepo import TreePO
+from graphpo_agent.methods.treerl import TreeRL
+from graphpo_agent.methods.treerpo import TreeRpo
+from graphpo_agent.methods.whiten import whitened
 
-__all__ = ["ScoreOptions", "score_file", "scoring_method"]
+__all__ = ["OPTIONS", "score_file", "scoring_method"]
 
 _BATCH = 64
 """Graphs credited together."""
@@ -28,63 +37,106 @@ _COUNTS = ("total",)
 """Columns that hold whole numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreOptions:
-    """The flags of ``graphpo score``, by name."""
+_FIELDS = frozenset(field.name for field in fields(MergeOptions))
+_GRAPHPO = {
+    "merge": ("similarity", "none"),
+    "merge_threshold": (),
+    "merge_terminals": ("same_reward", "never"),
+    "max_layer_gap": (),
+    "guard": ("numbers", "none"),
+    "pool_weight": (),
+    "efficiency_weight": (),
+    "efficiency_combine": ("mean", "sum"),
+    "singleton": ("zero", "inherit"),
+    "backup": ("leaf", "mean", "class"),
+    "normalize": ("std", "none", "rms"),
+    "trajectory_weight": (),
+}
+_MERGING = {"merge_threshold": "threshold"}
+"""Names that an option has in ``MergeOptions``."""
+_CHAIN = {"normalize": ("std", "none"), "singleton": ("raw", "zero")}
+_WHITEN = {"whiten": ("none", "batch")}
+_SETTINGS: Mapping[str, tuple[Callable[..., Method], Mapping[str, tuple[str, ...]]]] = {
+    "grpo": (Grpo, _CHAIN),
+    "dapo": (
+        Dapo,
+        {
+            "max_length": (),
+            "overlong_buffer": (),
+            "overlong_factor": (),
+            "singleton": _CHAIN["singleton"],
+        },
+    ),
+    "treerl": (TreeRL, {"select": (), "weighting": ("sqrt", "uniform", "paper")}),
+    "spo_tree": (
+        SpoTree,
+        {"normalize": ("none", "std"), "max_probability": ()} | _WHITEN,
+    ),
+    "spo_chain": (SpoChain, {"max_probability": ()} | _WHITEN),
+    "tree_grpo": (TreeGrpo, {"kept": ()}),
+    "treepo": (TreePO, {"aggregate": ("average", "group_size")} | _WHITEN),
+    "treerpo": (TreeRpo, {"normalize": ("std", "none")}),
+    "prm": (Prm, {"steps": ("response", "edges"), "prm_weight": ()}),
+}
+"""Each method's class, and its options with their values (none: numbers)."""
 
-    merge: Literal["similarity", "none"] = "similarity"
-    merge_threshold: float = 0.92
-    merge_terminals: Literal["same_reward", "never"] = "same_reward"
-    max_layer_gap: int | None = None
-    guard: Literal["numbers", "none"] = "none"
-    keep_classes: bool = False
-    pool_weight: float = 0.7
-    efficiency_weight: float = 0.2
-    efficiency_combine: Literal["mean", "sum"] = "mean"
-    singleton: Literal["zero", "inherit"] = "zero"
-    backup: Literal["leaf", "mean", "class"] = "leaf"
-    normalize: Literal["std", "none", "rms"] = "std"
-    trajectory_weight: float = 0.0
+
+OPTIONS = frozenset(_GRAPHPO).union(*(known for _, known in _SETTINGS.values()))
+"""All options that some method has."""
 
 
-def scoring_method(name: str, options: ScoreOptions) -> Method:
-    """The method of a name, as the flags set it.
+def scoring_method(name: str, options: Mapping[str, Any]) -> Method:
+    """The method of a name, as its options set it; without them as its authors released it.
+
+    Args:
+        name: one of ``METHODS``.
+        options: those that were given, by name.
 
     Raises:
-        ConfigError: an option outside its range, or one the method cannot take.
+        ConfigError: an option outside its range, or one that the method has not.
     """
-    merging, credit = _merging(options), _credit(options)
-    if name == "grpo":
-        if options.normalize == "rms":
-            raise ConfigError("--normalize rms is not a setting of grpo: use std or none")
-        return Grpo(normalize=options.normalize)
+    if name == "pros":
+        raise ConfigError(
+            "pros chooses what to continue from one iteration to the next and credits each with "
+            "GRPO: a file of graphs is scored with --method grpo"
+        )
+    graphpo = name in ("graphpo", "tree")
+    known: Mapping[str, tuple[str, ...]] = _GRAPHPO if graphpo else _SETTINGS[name][1]
+    for option, value in options.items():
+        flag = f"--{option.replace('_', '-')}"
+        if option not in known:
+            theirs = ", ".join(f"--{x.replace('_', '-')}" for x in known)
+            raise ConfigError(f"{flag} is not a setting of {name}, which has {theirs}")
+        if known[option] and value not in known[option]:
+            raise ConfigError(
+                f"{flag} {value} is not a setting of {name}: use {' or '.join(known[option])}"
+            )
+    if not graphpo:
+        return _SETTINGS[name][0](**options)
+    merging = MergeOptions(
+        **{_MERGING.get(x, x): y for x, y in options.items() if _MERGING.get(x, x) in _FIELDS}
+    )
+    credit = CreditOptions(
+        **{x: y for x, y in options.items() if _MERGING.get(x, x) not in _FIELDS}
+    )
     return tree(credit=credit) if name == "tree" else GraphPO(merging=merging, credit=credit)
 
 
-def _merging(options: ScoreOptions) -> MergeOptions:
-    return MergeOptions(
-        merge=options.merge,
-        threshold=options.merge_threshold,
-        merge_terminals=options.merge_terminals,
-        max_layer_gap=options.max_layer_gap,
-        guard=options.guard,
-    )
-
-
-def _credit(options: ScoreOptions) -> CreditOptions:
-    return CreditOptions(
-        pool_weight=options.pool_weight,
-        efficiency_weight=options.efficiency_weight,
-        efficiency_combine=options.efficiency_combine,
-        singleton=options.singleton,
-        backup=options.backup,
-        normalize=options.normalize,
-        trajectory_weight=options.trajectory_weight,
-    )
-
-
-def score_file(source: str, out: str, method_name: str, options: ScoreOptions) -> None:
+def score_file(
+    source: str,
+    out: str,
+    method_name: str,
+    options: Mapping[str, Any],
+    keep_classes: bool = False,
+) -> None:
     """Credit a file of graphs and write one JSON line per graph; whole or not at all.
+
+    Args:
+        source: ``graphpo.graph/1`` lines.
+        out: replaced by a complete file only.
+        method_name: one of ``METHODS``.
+        options: its settings.
+        keep_classes: take the classes of graphs whose every node has one.
 
     Raises:
         ConfigError: a bad option.
@@ -98,7 +150,7 @@ def score_file(source: str, out: str, method_name: str, options: ScoreOptions) -
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
-            file.writelines(_lines(read_graphs(source), method, options.keep_classes))
+            file.writelines(_lines(read_graphs(source), method, keep_classes))
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{error.filename or path}: {error.strerror}") from None
@@ -107,9 +159,14 @@ def score_file(source: str, out: str, method_name: str, options: ScoreOptions) -
 
 
 def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -> Iterator[str]:
-    for batch in _batches(graphs):
+    # Whitening takes the file as one batch.
+    batches = [list(graphs)] if method.whiten == "batch" else _batches(graphs)
+    for batch in batches:
         classes = _classes(batch, method, keep_classes)
-        for graph, credit in zip(batch, method.assign_credit(batch, classes), strict=True):
+        credits = method.assign_credit(batch, classes)
+        if method.whiten == "batch":
+            credits = whitened(batch, credits)
+        for graph, credit in zip(batch, credits, strict=True):
             yield json.dumps(_record(graph, credit, method.name), allow_nan=False) + "\n"
 
 
@@ -121,7 +178,7 @@ def _batches(graphs: Iterable[RolloutGraph]) -> Iterator[Sequence[RolloutGraph]]
 
 def _classes(graphs: Sequence[RolloutGraph], method: Method, keep: bool) -> list[NDArray[np.int64]]:
     """The file's own classes where they are kept and complete, else those found."""
-    given = [graph.given_classes if keep and method.name != "tree" else None for graph in graphs]
+    given = [graph.given_classes if keep and method.name == "graphpo" else None for graph in graphs]
     open_graphs = [graph for graph, own in zip(graphs, given, strict=True) if own is None]
     found = iter(find_classes_many(open_graphs, method.merging))
     return [next(found) if own is None else own for own in given]

@@ -1,0 +1,68 @@
+"""Configuration → method."""
+
+from typing import Any
+
+from graphpo_agent.config_methods import GraphPOMethod, MethodConfig, TreeMethod
+from graphpo_agent.graph.credit import CreditOptions
+from graphpo_agent.graph.equivalence import MergeOptions
+from graphpo_agent.methods.dapo import Dapo
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.grpo import Grpo
+from graphpo_agent.methods.method import Method
+from graphpo_agent.methods.prm import Prm
+from graphpo_agent.methods.spo_chain import SpoChain
+from graphpo_agent.methods.spo_tree import SpoTree
+from graphpo_agent.methods.tree import tree
+from graphpo_agent.methods.tree_grpo import TreeGrpo
+from graphpo_agent.methods.treepo import TreePO
+from graphpo_agent.methods.treerl import TreeRL
+from graphpo_agent.methods.treerpo import TreeRpo
+
+__all__ = ["CLASSES", "build_method"]
+
+CLASSES: dict[str, Any] = {
+    "grpo": Grpo,
+    "dapo": Dapo,
+    "treerl": TreeRL,
+    "spo_tree": SpoTree,
+    "spo_chain": SpoChain,
+    "tree_grpo": TreeGrpo,
+    "treepo": TreePO,
+    "treerpo": TreeRpo,
+    "prm": Prm,
+}
+"""The methods whose settings are those of their configuration."""
+
+
+def build_method(config: MethodConfig) -> Method:
+    """The method of a run.
+
+    Raises:
+        ConfigError: settings that do not go together.
+    """
+    if not isinstance(config, GraphPOMethod | TreeMethod):
+        return CLASSES[config.name](**config.model_dump(exclude={"name", "scorer"}))
+    credit = CreditOptions(
+        pool_weight=config.pool_weight if isinstance(config, GraphPOMethod) else 0.0,
+        efficiency_weight=config.efficiency_weight,
+        efficiency_combine=config.efficiency_combine,
+        singleton=config.singleton,
+        backup=config.backup,
+        normalize=config.normalize,
+        trajectory_weight=config.trajectory_weight,
+    )
+    if isinstance(config, TreeMethod):
+        return tree(config.schedule, credit, config.objective)
+    merging = MergeOptions(
+        threshold=config.merge_threshold,
+        merge_terminals=config.merge_terminals,
+        max_layer_gap=config.max_layer_gap,
+        guard=config.guard,
+    )
+    return GraphPO(
+        schedule=config.schedule,
+        merging=merging,
+        reallocate=config.reallocate,
+        credit=credit,
+        objective=config.objective,
+    )

@@ -1,0 +1,66 @@
+"""Every method of the paper's tables, trained for a few steps in both modes."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphpo_agent.cli import main
+from graphpo_agent.graph.jsonl import read_graphs
+from tests.worlds import run_arguments
+
+METHODS = {
+    "dapo": "{name: dapo, group_size: 4, max_length: 30, overlong_buffer: 10}",
+    "dr_grpo": "{name: grpo, group_size: 4, normalize: none}",
+    "treerl": "{name: treerl, trees: 2, select: 5, fork: edge}",
+    "spo_tree": "{name: spo_tree, schedule: [3, 2], normalize: std}",
+    "spo_chain": "{name: spo_chain, num_chains: 2, rollouts: 2, cut_interval: 3, cut: edge}",
+    "tree_grpo": "{name: tree_grpo, kept: 2}",
+    "treepo": "{name: treepo, width: 6}",
+    "treerpo": "{name: treerpo, schedule: [3, 2]}",
+    "prm": "{name: prm, group_size: 4, scorer: {class: tests.worlds:LengthScorer}}",
+    "prm_edges": "{name: prm, steps: edges, group_size: 4, "
+    "scorer: {class: tests.worlds:LengthScorer}}",
+}
+IN_SEGMENTS = {
+    "treerl": "{name: treerl, trees: 2, select: 5}",
+    "spo_chain": "{name: spo_chain, num_chains: 2, rollouts: 2, cut_interval: 3}",
+}
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("world", ["kb", "reach"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("budget", [None, "tokens"])
+def test_every_method_trains_in_both_modes(
+    world: str,
+    method: str,
+    budget: str | None,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    place: Path = request.getfixturevalue(world)
+    settings = (IN_SEGMENTS if world == "reach" else {}).get(method, METHODS[method])
+    run = tmp_path / "run"
+    overrides = [f"method={settings}", "train.steps=2", "train.max_resample=0"]
+    tokens = {"kb": 900, "reach": 150}[world]
+    if budget:
+        overrides += [f"budget.tokens={tokens}"]
+    assert main(["train", *run_arguments(place, run, *overrides)]) == 0
+    _, *steps = rows(run)
+    assert [row["step"] for row in steps] == [1, 2]
+    if budget:
+        assert [row["tokens/generated"] for row in steps] == [3 * tokens] * 2
+    losses = [row["update/loss"] for row in steps if "update/loss" in row]
+    assert losses and all(math.isfinite(loss) for loss in losses)
+    for graph in read_graphs(run / "graphs.jsonl"):
+        assert graph.terminal.any()
+        children = np.bincount(graph.parent[1:], minlength=graph.num_nodes)
+        assert (graph.parent[1:] < np.arange(1, graph.num_nodes)).all()
+        assert not children[graph.terminal].any()
