@@ -199,9 +199,9 @@ def test_chains_that_fill_a_budget_do_not_branch():
         return "terminal" if next(first, False) or depth == 4 else "goes_on"
 
     # The tree's two paths end at once, in a layer after which the schedule would branch by 9.
-    world = World(end, edge_tokens=1, max_layers=30, tokens=100)
+    world = World(end, edge_tokens=1, max_layers=60, tokens=40)
     graph = grow(SpoTree(schedule=(2, 9, 9)), world).graph
-    assert graph.num_edges == 100
+    assert graph.num_edges == 40
     assert graph.num_children[1:].max() == 1
 
 
