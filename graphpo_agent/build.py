@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from graphpo_agent.build_method import check_whole_turns
 from graphpo_agent.config import (
     AgentMode,
     ASearcherDialectConfig,
@@ -31,7 +32,7 @@ from graphpo_agent.config import (
     UpdateConfig,
     VllmEngineConfig,
 )
-from graphpo_agent.config_methods import MethodConfig, PrmMethod
+from graphpo_agent.config_methods import MethodConfig, PrmMethod, ProsMethod
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
@@ -52,6 +53,7 @@ from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.budget import Budget
+from graphpo_agent.methods.prefix_pool import PoolOptions, PrefixPool
 from graphpo_agent.named import callable_of, check_constructible, constructed
 from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.protocols import (
@@ -84,6 +86,7 @@ __all__ = [
     "build_expander",
     "build_grower",
     "build_policy",
+    "build_prefixes",
     "build_sampling",
     "build_sft_engine",
     "build_state",
@@ -231,6 +234,13 @@ def build_step_scoring(config: MethodConfig) -> StepScoring | None:
     return StepScoring(scorer, config.steps)
 
 
+def build_prefixes(config: MethodConfig) -> PrefixPool | None:
+    """The pool of the method that goes on from earlier answers."""
+    if not isinstance(config, ProsMethod):
+        return None
+    return PrefixPool(PoolOptions(**config.pool.model_dump()))
+
+
 def build_budget(config: BudgetConfig) -> Budget:
     """What each prompt of a training step may cost."""
     return Budget(config.tokens, config.trajectories)
@@ -263,6 +273,7 @@ def check_named(config: RunConfig) -> None:
             place for the question or the tools, or the dialect calls a tool that is not there.
     """
     if isinstance(config.mode, AgentMode):
+        check_whole_turns(config.method)
         check_constructible(list(config.mode.tools.values()))
         signatures = {name: ToolSignature(name, "", {}) for name in config.mode.tools}
         check_tools(_dialect(config.mode, signatures), signatures)

@@ -2,14 +2,17 @@
 
 from typing import Any
 
-from graphpo_agent.config_methods import GraphPOMethod, MethodConfig, TreeMethod
+from graphpo_agent.config_methods import GraphPOMethod, MethodConfig, ProsMethod, TreeMethod
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.dapo import Dapo
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
+from graphpo_agent.methods.prefix_pool import PoolOptions
 from graphpo_agent.methods.prm import Prm
+from graphpo_agent.methods.pros import Pros
 from graphpo_agent.methods.spo_chain import SpoChain
 from graphpo_agent.methods.spo_tree import SpoTree
 from graphpo_agent.methods.tree import tree
@@ -18,7 +21,7 @@ from graphpo_agent.methods.treepo import TreePO
 from graphpo_agent.methods.treerl import TreeRL
 from graphpo_agent.methods.treerpo import TreeRpo
 
-__all__ = ["CLASSES", "build_method"]
+__all__ = ["CLASSES", "build_method", "check_whole_turns"]
 
 CLASSES: dict[str, Any] = {
     "grpo": Grpo,
@@ -34,12 +37,34 @@ CLASSES: dict[str, Any] = {
 """The methods whose settings are those of their configuration."""
 
 
+def check_whole_turns(config: MethodConfig) -> None:
+    """Check that a method can do with whole turns, as agent mode has them.
+
+    Raises:
+        ConfigError: it cuts or begins inside one.
+    """
+    for setting in ("fork", "cut"):
+        if getattr(config, setting, "edge") == "token":
+            raise ConfigError(
+                f"method.{setting} token cuts edges at tokens, and a turn of agent mode is whole: "
+                f"set method.{setting}=edge, or use segment mode"
+            )
+    if isinstance(config, ProsMethod):
+        raise ConfigError(
+            "method pros begins inside earlier answers, and a turn of agent mode is whole: "
+            "use segment mode"
+        )
+
+
 def build_method(config: MethodConfig) -> Method:
     """The method of a run.
 
     Raises:
         ConfigError: settings that do not go together.
     """
+    if isinstance(config, ProsMethod):
+        pool = PoolOptions(**config.pool.model_dump())
+        return Pros(config.group_size, pool, config.normalize, config.singleton)
     if not isinstance(config, GraphPOMethod | TreeMethod):
         return CLASSES[config.name](**config.model_dump(exclude={"name", "scorer"}))
     credit = CreditOptions(

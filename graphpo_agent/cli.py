@@ -58,12 +58,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     takes_overrides = "overrides" in options
-    strange = [a for a in rest if a.startswith("-") or "=" not in a or not takes_overrides]
+    strange = [a for a in rest if a.startswith("-") or not (takes_overrides and _overrides(a))]
     if strange:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if rest:
         options.overrides = [*options.overrides, *rest]
     return options
+
+
+def _overrides(argument: str) -> bool:
+    """Whether an argument is an override: ``key=value`` or a further configuration file."""
+    return "=" in argument or argument.endswith((".yaml", ".yml"))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -111,7 +116,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="CONFIG key=value",
-        help="a YAML file (see configs/; not with --resume), then overrides: train.steps=5 …",
+        help="a YAML file (see configs/; not with --resume), then overrides: train.steps=5 …, or "
+        "further files: configs/methods/dapo/as_released.yaml",
     )
     parser.add_argument("--resume", metavar="RUN", help="continue a run directory")
     parser.add_argument("--dry-run", action="store_true", help="print what would run, then stop")

@@ -25,14 +25,19 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
     Args:
         kind: ``RunConfig`` or ``SftConfig``.
         path: the file.
-        overrides: ``a.b=value`` each; the value is YAML, e.g. ``method.schedule=[6,2]``.
+        overrides: in order, each ``a.b=value``, whose value is YAML (``method.schedule=[6,2]``), or
+            another file, whose keys replace those before (``configs/methods/dapo/…``). A mapping
+            of another ``name`` or ``kind`` is replaced as a whole.
 
     Raises:
         ConfigError: one line naming the file or override, the key, and what is wrong.
     """
     data = read_yaml(Path(path))
     for override in overrides:
-        _apply_override(data, override)
+        if _is_file(override):
+            _merge(data, read_yaml(Path(override)))
+        else:
+            _apply_override(data, override)
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -63,6 +68,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys, this is not")
     return data
+
+
+def _is_file(override: str) -> bool:
+    """Whether an override names a configuration file instead of a key."""
+    return "=" not in override and override.endswith((".yaml", ".yml"))
+
+
+def _merge(data: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Put the keys of one configuration over those of another."""
+    for key, value in more.items():
+        known = data.get(key)
+        if isinstance(known, dict) and isinstance(value, dict) and not _is_another(known, value):
+            _merge(known, value)
+        else:
+            data[key] = value
+
+
+def _is_another(known: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    return any(name in value and value[name] != known.get(name) for name in ("name", "kind"))
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

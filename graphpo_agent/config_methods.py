@@ -13,6 +13,7 @@ from graphpo_agent.config_base import (
     ObjectConfig,
     Positive,
     Schedule,
+    Size,
     Strict,
 )
 
@@ -22,6 +23,7 @@ __all__ = [
     "GrpoMethod",
     "MethodConfig",
     "PrmMethod",
+    "ProsMethod",
     "SpoChainMethod",
     "SpoTreeMethod",
     "TreeGrpoMethod",
@@ -162,6 +164,29 @@ class PrmMethod(Strict):
     prm_weight: Fraction = 0.75
 
 
+class PoolConfig(Strict):
+    """PROS's pool of prefixes; see ``methods/prefix_pool.py``."""
+
+    mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    spread: Size = 1.5
+    child_spread: Size = 0.3
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.99
+    draws: Positive = 50
+    burn_in: Annotated[int, Field(ge=0)] = 10
+    max_prefixes: Positive = 16
+    max_prefix_tokens: Positive | None = None
+
+
+class ProsMethod(Strict):
+    """PROS: GRPO that goes on from beginnings of earlier right answers; segment mode only."""
+
+    name: Literal["pros"]
+    group_size: GroupSize = 8
+    pool: PoolConfig = PoolConfig()
+    normalize: Literal["std", "none"] = "std"
+    singleton: Singleton = "raw"
+
+
 MethodConfig = Annotated[
     GraphPOMethod
     | TreeMethod
@@ -173,6 +198,7 @@ MethodConfig = Annotated[
     | TreeGrpoMethod
     | TreePOMethod
     | TreeRpoMethod
-    | PrmMethod,
+    | PrmMethod
+    | ProsMethod,
     Field(discriminator="name"),
 ]

@@ -16,6 +16,7 @@ from graphpo_agent.config_methods import (
     GrpoMethod,
     MethodConfig,
     PrmMethod,
+    ProsMethod,
     SpoChainMethod,
     TreeGrpoMethod,
     TreePOMethod,
@@ -111,7 +112,7 @@ def _graph_tokens(config: RunConfig) -> int:
 def _schedule(method: MethodConfig, response_tokens: int) -> tuple[int, ...]:
     """At most so many continuations of a path in each layer; of forks, all in the first."""
     match method:
-        case DapoMethod() | GrpoMethod() | PrmMethod():
+        case DapoMethod() | GrpoMethod() | PrmMethod() | ProsMethod():
             return (method.group_size,)
         case TreeRLMethod():
             return (method.trees * (1 + method.rounds * method.forks * method.copies),)

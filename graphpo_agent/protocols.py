@@ -210,8 +210,12 @@ class Expander(Protocol):
     path_tokens: int
     """What it samples for one path at most."""
 
-    def start(self, policy: Policy, task: Task) -> PathState:
-        """The root: the rendered prompt of a task."""
+    def start(self, policy: Policy, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
+        """The root: the rendered prompt of a task, and the beginning of an answer behind it.
+
+        Raises:
+            ConfigError: a prefix, and this mode's paths begin with the prompt.
+        """
         ...
 
     async def expand(

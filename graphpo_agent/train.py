@@ -1,15 +1,19 @@
 """The whole run on one page: grow graphs, credit them, update, log, evaluate, checkpoint."""
 
 import gc
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from graphpo_agent.build import (
     build_budget,
     build_engine,
     build_grower,
+    build_prefixes,
     build_sampling,
     build_step_scoring,
 )
@@ -22,17 +26,21 @@ from graphpo_agent.evals.heldout import Evaluation, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.method import Credit, Method, training_sample
+from graphpo_agent.methods.prefix_pool import PrefixPool
 from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.protocols import Engine
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
-from graphpo_agent.report.run_dir import Progress, RunDirectory
+from graphpo_agent.report.run_dir import Progress, RunDirectory, read_json, write_atomically
 from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.types import SamplingParams, Task
 
 __all__ = ["Setup", "TrainResult", "prepare", "train"]
 
+PREFIXES = "prefixes.json"
+"""What PROS's pool knows, beside the weights of a checkpoint."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -45,6 +53,7 @@ class Setup:
     method: Method
     budget: Budget
     step_scoring: StepScoring | None
+    prefixes: PrefixPool | None
     sampling: SamplingParams
     tasks: Sequence[Task]
     heldout: Sequence[Task]
@@ -82,6 +91,7 @@ def prepare(config: RunConfig) -> Setup:
         method=build_method(config.method),
         budget=build_budget(config.budget),
         step_scoring=build_step_scoring(config.method),
+        prefixes=build_prefixes(config.method),
         sampling=build_sampling(config.sampling),
         engine=build_engine(config),
     )
@@ -104,6 +114,11 @@ def train(
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
         return evaluate(setup.grower, engine.policy, heldout, samples, how, config.seed)[0]
 
+    def save(directory: Path) -> None:
+        engine.save_checkpoint(directory)
+        if setup.prefixes is not None:
+            write_atomically(directory / PREFIXES, json.dumps(setup.prefixes.state()))
+
     # Rollouts make many objects and no cycles: looking for garbage in them takes time.
     gc.freeze()
     gc.set_threshold(100_000)
@@ -111,6 +126,8 @@ def train(
     if resume:
         checkpoint = run.latest_checkpoint()
         engine.load_checkpoint(checkpoint)
+        if setup.prefixes is not None:
+            setup.prefixes.restore(read_json(checkpoint / PREFIXES))
         progress = run.rewind(checkpoint)
     started = time.monotonic() - progress.seconds
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
@@ -156,7 +173,7 @@ def train(
             named = replace(rollout.graph, id=f"step-{step}/{rollout.task.id}")
             run.log_graph(graph_to_json(named, credit.classes))
         if step % config.train.checkpoint_every == 0 or fraction >= 1.0:
-            run.save_checkpoint(progress, config.train.keep_checkpoints, engine.save_checkpoint)
+            run.save_checkpoint(progress, config.train.keep_checkpoints, save)
         console.step(row)
     return TrainResult(before, after, progress)
 
@@ -181,6 +198,10 @@ def _collect(
         if not missing:
             break
         tasks = stream.draw(missing, seen)
+        begun: dict[str, tuple[int, ...]] = {}
+        if setup.prefixes is not None:
+            rng = np.random.default_rng(derive_seed(config.seed, step, len(grown), "prefixes"))
+            begun = {task.id: prefix for task, prefix in setup.prefixes.choose(tasks, rng)}
         rollouts = setup.grower.grow(
             setup.engine.policy,
             tasks,
@@ -188,7 +209,10 @@ def _collect(
             setup.sampling,
             (config.seed, step),
             setup.budget,
+            prefixes=begun,
         )
+        if setup.prefixes is not None:
+            setup.prefixes.update([(r.task, begun[r.task.id], r.graph) for r in rollouts])
         if setup.step_scoring is not None:
             rollouts = setup.step_scoring(rollouts, setup.engine.policy.tokenizer)
         credits = setup.method.assign_credit(

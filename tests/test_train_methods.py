@@ -26,6 +26,7 @@ METHODS = {
     "scorer: {class: tests.worlds:LengthScorer}}",
 }
 IN_SEGMENTS = {
+    "pros": "{name: pros, group_size: 4}",
     "treerl": "{name: treerl, trees: 2, select: 5}",
     "spo_chain": "{name: spo_chain, num_chains: 2, rollouts: 2, cut_interval: 3}",
 }
@@ -35,8 +36,10 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("world", ["kb", "reach"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("world", "method"),
+    [(world, method) for world in ("kb", "reach") for method in METHODS] + [("reach", "pros")],
+)
 @pytest.mark.parametrize("budget", [None, "tokens"])
 def test_every_method_trains_in_both_modes(
     world: str,
@@ -46,7 +49,7 @@ def test_every_method_trains_in_both_modes(
     tmp_path: Path,
 ) -> None:
     place: Path = request.getfixturevalue(world)
-    settings = (IN_SEGMENTS if world == "reach" else {}).get(method, METHODS[method])
+    settings = (IN_SEGMENTS if world == "reach" else METHODS).get(method) or METHODS[method]
     run = tmp_path / "run"
     overrides = [f"method={settings}", "train.steps=2", "train.max_resample=0"]
     tokens = {"kb": 900, "reach": 150}[world]
@@ -64,3 +67,30 @@ def test_every_method_trains_in_both_modes(
         children = np.bincount(graph.parent[1:], minlength=graph.num_nodes)
         assert (graph.parent[1:] < np.arange(1, graph.num_nodes)).all()
         assert not children[graph.terminal].any()
+
+
+def test_pros_goes_on_from_its_pool_after_a_stop(reach: Path, tmp_path: Path) -> None:
+    """A resumed run chooses the prefixes that the run without a stop chooses."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    settings = ["method={name: pros, group_size: 4}", "train.prompts_per_step=12"]
+    assert main(["train", *run_arguments(reach, whole, *settings, "train.steps=5")]) == 0
+    assert main(["train", *run_arguments(reach, stopped, *settings, "train.steps=3")]) == 0
+    assert main(["train", "--resume", str(stopped), "train.steps=5"]) == 0
+    last = [(run / "graphs.jsonl").read_text().splitlines()[-1] for run in (whole, stopped)]
+    assert last[0] == last[1]
+    pools = [(run / "checkpoints/step-000005/prefixes.json") for run in (whole, stopped)]
+    assert pools[0].read_text() == pools[1].read_text()
+    held = json.loads(pools[0].read_text())
+    assert any(len(question["prefixes"]) > 1 for question in held.values())
+
+
+def test_a_damaged_pool_is_one_line(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    settings = ["method={name: pros, group_size: 4}", "train.steps=1"]
+    assert main(["train", *run_arguments(reach, run, *settings)]) == 0
+    (run / "checkpoints/step-000001/prefixes.json").write_text("{")
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
+    assert "prefixes.json is damaged" in capsys.readouterr().err

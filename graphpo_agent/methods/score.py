@@ -205,13 +205,13 @@ def _trajectories(graph: RolloutGraph, credit: Credit) -> Iterator[dict[str, obj
     for i, leaf in enumerate(graph.terminals.tolist()):
         path = graph.path(leaf)
         if credit.trajectory_advantages is not None:
-            advantages = [float(credit.trajectory_advantages[i])] * len(path)
+            advantages = np.repeat(credit.trajectory_advantages[i], len(path))
         else:
-            advantages = of_edge[path].tolist()
+            advantages = of_edge[path]
         yield {
             "leaf": int(graph.node_ids[leaf]),
             "edges": graph.node_ids[path].tolist(),
-            "advantages": advantages,
+            "advantages": _json_numbers(advantages, "advantage"),
         }
 
 

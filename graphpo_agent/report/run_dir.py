@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from graphpo_agent.errors import RunError
 
-__all__ = ["Progress", "RunDirectory", "check_output", "command_line", "write_atomically"]
+__all__ = ["Progress", "RunDirectory", "check_output", "command_line", "read_json", "write_atomically"]
 
 _PACKAGES = ("graphpo-agent", "torch", "transformers", "tokenizers", "numpy", "bm25s")
 
@@ -162,6 +163,18 @@ def check_output(path: Path) -> None:
         raise RunError(f"output {path} is a device or pipe: name a file")
     if not path.parent.is_dir():
         raise RunError(f"output {path}: there is no directory {path.parent}")
+
+
+def read_json(path: Path) -> Any:
+    """What a file of a checkpoint holds.
+
+    Raises:
+        RunError: it is not there or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -150,12 +150,15 @@ class TurnExpander:
         self._max_observation_tokens = max_observation_tokens
         self._max_response_tokens = max_response_tokens
 
-    def start(self, policy: Policy, task: Task) -> PathState:
+    def start(self, policy: Policy, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
         """The root: the prompt that the dialect writes for the task.
 
         Raises:
+            ConfigError: a prefix, which may end inside a turn.
             DataError: the prompt does not fit into the policy's context.
         """
+        if prefix:
+            raise ConfigError("agent mode cannot begin behind a prefix: use segment mode")
         return open_path(policy, task, self._dialect.render(task), memory=AgentMemory())
 
     async def expand(

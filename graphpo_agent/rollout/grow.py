@@ -51,6 +51,7 @@ __all__ = ["UNLIMITED", "Grower", "Rollout"]
 
 
 UNLIMITED = Budget()
+NO_PREFIXES: Mapping[str, tuple[int, ...]] = {}
 
 _TASKS_AT_ONCE = 256
 """The keys and values of their paths are kept until all of them are finished."""
@@ -139,6 +140,7 @@ class Grower:
         seed_parts: tuple[int | str, ...],
         budget: Budget = UNLIMITED,
         finished: Callable[[], object] = lambda: None,
+        prefixes: Mapping[str, tuple[int, ...]] = NO_PREFIXES,
     ) -> list[Rollout]:
         """One graph per task.
 
@@ -150,13 +152,23 @@ class Grower:
             seed_parts: what names this batch, e.g. (run seed, step).
             budget: of each prompt.
             finished: called whenever a graph is finished.
+            prefixes: by task id, the beginning of an answer that belongs to the root.
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), _TASKS_AT_ONCE):
             scheduler = PolicyScheduler(policy, self.overlap)
             batch = tasks[start : start + _TASKS_AT_ONCE]
             growing = [
-                self._grow(scheduler, task, method, sampling, seed_parts, budget, finished)
+                self._grow(
+                    scheduler,
+                    task,
+                    prefixes.get(task.id, ()),
+                    method,
+                    sampling,
+                    seed_parts,
+                    budget,
+                    finished,
+                )
                 for task in batch
             ]
             try:
@@ -169,6 +181,7 @@ class Grower:
         self,
         scheduler: Scheduler,
         task: Task,
+        prefix: tuple[int, ...],
         method: Method,
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
@@ -176,7 +189,7 @@ class Grower:
         finished: Callable[[], object],
     ) -> Rollout:
         """The graph of one task, layer by layer, until the method or the budget ends it."""
-        one = await self._start(scheduler, task, method)
+        one = await self._start(scheduler, task, prefix, method)
         for layer in count(1):
             parts = (*seed_parts, task.id, layer)
             waiting = self._plan(one, scheduler.policy, method, layer, parts, budget)
@@ -193,18 +206,21 @@ class Grower:
         finished()
         return one.finished()
 
-    async def _start(self, scheduler: Scheduler, task: Task, method: Method) -> _Growing:
-        state = self.expander.start(scheduler.policy, task)
+    async def _start(
+        self, scheduler: Scheduler, task: Task, prefix: tuple[int, ...], method: Method
+    ) -> _Growing:
+        state = self.expander.start(scheduler.policy, task, prefix)
         (description,), vectors = await self._describe(scheduler, method, [state])
         graph = RolloutGraph.root(
             task.id,
-            token_ids=state.prompt_ids,
+            token_ids=state.prompt_ids + prefix,
             key=description.key,
             state=description.text,
             embedding=None if vectors is None else vectors[0],
         )
         ledger = Ledger(
-            prefilled_tokens=state.prompt_tokens, summary_tokens=description.summary_tokens
+            prefilled_tokens=state.prompt_tokens + len(prefix),
+            summary_tokens=description.summary_tokens,
         )
         root = np.zeros(1, np.int64)
         return _Growing(task, graph, root, [state], ["ok"], root, root, ledger)

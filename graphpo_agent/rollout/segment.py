@@ -78,8 +78,10 @@ class SegmentExpander:
         self._prompt_template = check_template(prompt_template)
         self._system_prompt = system_prompt
 
-    def start(self, policy: Policy, task: Task) -> PathState:
+    def start(self, policy: Policy, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
         """The root: the task's question in the prompt template, as one user message.
+
+        A prefix counts as the beginning of the response, which the verifier reads as a whole.
 
         Raises:
             DataError: the prompt does not fit into the policy's context.
@@ -88,7 +90,14 @@ class SegmentExpander:
         messages: list[Message] = [{"role": "user", "content": content}]
         if self._system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self._system_prompt})
-        return open_path(policy, task, messages, memory=())
+        state = open_path(policy, task, messages, memory=prefix)
+        if not prefix:
+            return state
+        return replace(
+            state,
+            context=policy.extend(state.context, prefix),
+            response=policy.tokenizer.decode(prefix),
+        )
 
     async def expand(
         self,

@@ -45,7 +45,7 @@ class Walk:
         self.observed = observed
         self.seeds: list[int] = []
 
-    def start(self, policy: Any, task: Task) -> PathState:
+    def start(self, policy: Any, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
         return PathState(task, Position(3), 0, (1, 2, 3), "", None, memory=0)
 
     def outcome(self, state: PathState) -> Outcome:

@@ -1,0 +1,91 @@
+"""Presets of the methods: each is a configuration, and says what the method's own code says."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from graphpo_agent.build import check_named
+from graphpo_agent.build_method import CLASSES, build_method
+from graphpo_agent.cli import main
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
+from graphpo_agent.config_methods import MethodConfig
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.methods import METHODS
+from tests.worlds import ROOT
+
+PRESETS = sorted((ROOT / "configs/methods").glob("*/*.yaml"))
+INSIDE_EDGES = {
+    "treerl/as_released",
+    "spo_chain/as_released",
+    "pros/as_released",
+    "pros/graphpo_adapted",
+}
+"""They cut or begin inside an edge, and a turn of agent mode is whole."""
+KB, REACH = ROOT / "configs/toy/kb.yaml", ROOT / "configs/toy/reach.yaml"
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_preset_makes_a_run_of_both_modes(preset: Path) -> None:
+    for base in (KB, REACH):
+        config = load_config(RunConfig, base, [str(preset)])
+        method = build_method(config.method)
+        if base == KB and f"{preset.parent.name}/{preset.stem}" in INSIDE_EDGES:
+            with pytest.raises(ConfigError, match="whole"):
+                check_named(config)
+        else:
+            check_named(config)
+        assert method.name == config.method.name
+        wanted = {"dr_grpo": "grpo"}.get(preset.parent.name, preset.parent.name)
+        assert method.name == wanted
+
+
+def test_every_method_has_both_presets() -> None:
+    here = {f"{p.parent.name}/{p.stem}" for p in PRESETS}
+    assert {"graphpo/paper", "graphpo/plus", "tree/graphpo_adapted"} <= here
+    for name in set(METHODS) - {"graphpo", "tree"}:
+        assert {f"{name}/as_released", f"{name}/graphpo_adapted"} <= here
+
+
+def test_the_adapted_presets_share_the_papers_optimisation() -> None:
+    for preset in PRESETS:
+        if preset.stem == "graphpo_adapted":
+            update = load_config(RunConfig, REACH, [str(preset)]).update
+            assert (update.clip_low, update.clip_high, update.dual_clip) == (0.2, 0.2, None)
+            assert (update.learning_rate, update.weight_decay) == (1e-6, 0.01)
+            assert (update.betas, update.max_grad_norm) == ((0.9, 0.999), 1.0)
+            assert (update.kl_coefficient, update.entropy_coefficient) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_methods_configuration_has_its_settings_and_their_defaults(name: str) -> None:
+    (config,) = (c for c in METHOD_CONFIGS if c.model_fields["name"].annotation.__args__ == (name,))
+    own = {"name", "needs_states", "merging"}
+    settings = {f.name: f.default for f in fields(CLASSES[name]) if f.name not in own}
+    if "whiten" not in config.model_fields:
+        assert settings.pop("whiten") == "none"
+    configured = {x: f for x, f in config.model_fields.items() if x not in ("name", "scorer")}
+    assert set(settings) == set(configured)
+    for setting, default in settings.items():
+        field = configured[setting]
+        if not field.is_required() and setting != "whiten":
+            assert field.default == default, setting
+
+
+METHOD_CONFIGS = MethodConfig.__args__[0].__args__
+
+
+def test_a_further_file_replaces_a_method_of_another_name_and_merges_the_rest() -> None:
+    preset = ROOT / "configs/methods/dapo/as_released.yaml"
+    config = load_config(RunConfig, KB, [str(preset), "method.max_length=400"])
+    assert config.method.name == "dapo" and config.method.max_length == 400
+    assert config.update.minibatch_graphs == load_config(RunConfig, KB).update.minibatch_graphs
+    assert config.update.clip_high == 0.28
+
+
+def test_a_preset_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(KB), "configs/methods/none.yaml", "--dry-run"]) == 2
+    assert capsys.readouterr().err == (
+        "graphpo: cannot read configuration configs/methods/none.yaml: No such file or directory\n"
+    )
