@@ -141,6 +141,28 @@ def test_siblings_continue_from_a_shared_node_and_observations_are_context(make_
             check_completion(model, prefix, completion)
 
 
+def test_a_context_can_be_cut_wherever_its_last_token_was_sampled(make_model, tokenizer):
+    model = make_model("qwen2")
+    policy = LocalPolicy(model, tokenizer)
+    prompt = list(range(3, 20))
+    (first,) = complete(policy, requests_for([policy.open(prompt)], 1, 9), SAMPLING)
+    observed = policy.extend(first.context, [7, 8, 9])
+    (second,) = complete(policy, [SampleRequest(observed, 5, 6)], SAMPLING)
+    tokens = [*prompt, *first.token_ids, 7, 8, 9, *second.token_ids]
+    policy.take_prefilled_tokens()
+    ends = [*range(18, 26), len(tokens) - 3, len(tokens) - 1, len(tokens)]
+    contexts = [policy.cut(second.context, end, tokens[end - 1]) for end in ends]
+    assert [context.num_tokens for context in contexts] == ends
+    requests = requests_for(contexts, 2, 5)
+    for request, completion in zip(requests, complete(policy, requests, SAMPLING), strict=True):
+        check_completion(model, tokens[: ends[request.seed // 1000]], completion)
+    assert policy.take_prefilled_tokens() == 0
+    # What is cut can be cut again.
+    deeper = policy.cut(contexts[6], 20, tokens[19])
+    (completion,) = complete(policy, [SampleRequest(deeper, 1, 5)], SAMPLING)
+    check_completion(model, tokens[:20], completion)
+
+
 def test_every_prefix_token_is_computed_once(make_model, tokenizer):
     policy = LocalPolicy(make_model(), tokenizer)
     prompt = policy.open(range(3, 40))

@@ -257,6 +257,17 @@ def test_observations_follow_and_shared_prefixes_are_computed_once(
         assert distance(model, prefix, after) < 1e-4
 
 
+def test_a_cut_context_is_the_context_of_its_tokens(policy: VllmPolicy) -> None:
+    prompt = list(range(5, 25))
+    (first,) = complete(policy, [SampleRequest(policy.open(prompt), 1, 8)])
+    kept = first.token_ids[:3]
+    cut = policy.cut(first.context, len(prompt) + 3, kept[-1])
+    same = policy.open([*prompt, *kept])
+    requests = [SampleRequest(context, 2, 6) for context in (cut, same)]
+    once, again = complete(policy, requests)
+    assert cut.num_tokens == same.num_tokens and once.token_ids == again.token_ids
+
+
 def test_released_and_foreign_contexts_are_refused(
     policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer
 ) -> None:

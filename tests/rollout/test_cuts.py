@@ -1,0 +1,97 @@
+"""Graphs whose edges are cut, and rollouts of values only, with a real tiny policy."""
+
+import numpy as np
+import pytest
+import torch
+
+from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.graph.budget import Budget
+from graphpo_agent.methods.method import training_sample
+from graphpo_agent.methods.spo_chain import SpoChain
+from graphpo_agent.methods.treerl import TreeRL
+from graphpo_agent.rollout.grow import Grower
+from graphpo_agent.rollout.segment import SegmentExpander
+from graphpo_agent.types import SamplingParams, Task
+from tests.rollout.test_real_policy import directory  # noqa: F401  a fixture
+
+TASKS = [Task(f"t{i}", f"Who mentored number {i}?", ()) for i in range(3)]
+METHODS = {
+    "treerl": TreeRL(trees=2, forks=2, rounds=2, copies=1, select=None),
+    "spo_chain": SpoChain(num_chains=2, rollouts=2, cut_interval=4, max_probability=0.99),
+}
+
+
+def grown(place, method, budget, segment_length):
+    policy = LocalPolicy(load_model(str(place)), HfTokenizer.load(str(place)))
+    grower = Grower(
+        SegmentExpander(segment_length=segment_length, max_response_tokens=24),
+        lambda task, outcome: len(outcome.response) % 2,
+        overlap=False,
+    )
+    return grower.grow(policy, TASKS, method, SamplingParams(), (0,), budget), policy
+
+
+@pytest.mark.parametrize("segment_length", [24, 7])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_edge_follows_the_tokens_that_stand_before_it(
+    directory,
+    name,
+    segment_length,
+):
+    rollouts, policy = grown(directory, METHODS[name], Budget(), segment_length)
+    model = load_model(str(directory))
+    cuts = 0
+    for rollout in rollouts:
+        graph = rollout.graph
+        texts = [state.response for state in rollout.states]
+        for v in range(1, graph.num_nodes):
+            path = [0, *graph.path(v)]
+            tokens = np.concatenate(
+                [graph.token_ids[graph.offsets[u] : graph.offsets[u + 1]] for u in path]
+            )
+            own = graph.token_ids[graph.offsets[v] : graph.offsets[v + 1]]
+            with torch.no_grad():
+                logprobs = model(torch.tensor(tokens[None])).logits[0].log_softmax(-1)
+            picked = logprobs[-len(own) - 1 : -1].gather(1, torch.tensor(own)[:, None])[:, 0]
+            recorded = graph.logprobs[graph.offsets[v] : graph.offsets[v + 1]]
+            np.testing.assert_allclose(recorded, picked.numpy(), atol=1e-4)
+            response = tokens[len(graph.token_ids[: graph.offsets[1]]) :]
+            assert texts[v] == policy.tokenizer.decode(response.tolist())
+            assert rollout.states[v].response_tokens == len(response) <= 24
+            cuts += graph.node_ids[v] > v
+        assert rollout.ledger.generated_tokens == len(graph.token_ids) - graph.offsets[1]
+    assert cuts > 5
+
+
+def test_rollouts_of_values_are_not_trained_and_everything_else_is(directory):  # noqa: F811
+    method = METHODS["spo_chain"]
+    rollouts, _ = grown(directory, method, Budget(), 7)
+    for rollout in rollouts:
+        graph = rollout.graph
+        estimates = {
+            v for v in range(1, graph.num_nodes) if not graph.num_trained[graph.path(v)].all()
+        }
+        assert estimates and not graph.num_trained[list(estimates)].any()
+        (credit,) = method.assign_credit([graph], [rollout.classes])
+        sample = training_sample(graph, credit)
+        chains = set(range(1, graph.num_nodes)) - estimates
+        assert len(sample.parent) <= 1 + len(chains)
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 97, 300])
+@pytest.mark.parametrize("name", METHODS)
+def test_budgets_are_spent_to_the_token_where_edges_are_cut_too(directory, name, tokens):  # noqa: F811
+    rollouts, _ = grown(directory, METHODS[name], Budget(tokens=tokens), 7)
+    for rollout in rollouts:
+        assert rollout.ledger.generated_tokens == tokens
+
+
+def test_a_graph_with_cuts_is_the_same_again_and_does_not_depend_on_the_batch(directory):  # noqa: F811
+    for method in METHODS.values():
+        once, _ = grown(directory, method, Budget(), 7)
+        again, _ = grown(directory, method, Budget(), 7)
+        for a, b in zip(once, again, strict=True):
+            np.testing.assert_array_equal(a.graph.token_ids, b.graph.token_ids)
+            np.testing.assert_array_equal(a.graph.parent, b.graph.parent)
