@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
 from tqdm.auto import tqdm
 
 from graphpo_agent.build import (
@@ -14,35 +13,26 @@ from graphpo_agent.build import (
     build_sampling,
     build_sft_engine,
     build_step_scoring,
-    check_named,
-    check_precision,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
-from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.evals.heldout import evaluate
-from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.jsonl import graph_to_json
-from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.memory import describe_memory
-from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.console import RunConsole
-from graphpo_agent.report.html import write_report
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.run_dir import (
     RunDirectory,
     check_output,
-    command_line,
     write_atomically,
 )
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.sft import save_model, warm_start, with_observations
 from graphpo_agent.toy import make_toy
-from graphpo_agent.train import prepare
-from graphpo_agent.train import train as train_policy
+from graphpo_agent.train_run import check_run, set_threads, train_run, write_run_report
 from graphpo_agent.types import SamplingParams
 
 __all__ = [
@@ -64,40 +54,22 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
         config = load_config(RunConfig, arguments[0], arguments[1:])
     else:
         raise ConfigError("train takes a configuration file or --resume RUN")
-    build_method(config.method)
-    check_precision(config.model)
-    check_named(config)
+    check_run(config)
     if dry_run:
         print(dump_config(config), end="")
         _print_memory(config)
         return 0
-    _set_threads(config.threads)
-    memory = describe_memory(config)
-    setup = prepare(config)
-    if resume is None:
-        run = RunDirectory.create(
-            Path(config.output), dump_config(config), config.seed, command_line()
-        )
-    else:
-        run = RunDirectory.existing(Path(resume))
-        run.record_resume(dump_config(config), command_line())
-    console = RunConsole()
-    console.start(config.train.steps, [f"{config.method.name} → {run.path}", *memory])
-    try:
-        result = train_policy(config, setup, run, console, resume is not None)
-    finally:
-        console.close()
-    if config.model.lora is not None:
-        setup.engine.save_model(run.path / "model")
-        print(f"model, its adapters merged: {run.path / 'model'}")
-    page = _write_report(run, config)
-    if result.after is not None:
-        before = f"{result.before.accuracy:.1%} " if result.before is not None else ""
+    done = train_run(config, None if resume is None else Path(resume), RunConsole())
+    if done.model is not None:
+        print(f"model, its adapters merged: {done.model}")
+    before, after = done.result.before, done.result.after
+    if after is not None:
         print(
-            f"held-out accuracy {before}→ {result.after.accuracy:.1%} "
-            f"({result.after.num_trajectories} trajectories at the training temperature)"
+            f"held-out accuracy {f'{before.accuracy:.1%} ' if before is not None else ''}"
+            f"→ {after.accuracy:.1%} ({after.num_trajectories} trajectories at the training "
+            "temperature)"
         )
-    print(f"report: {page}")
+    print(f"report: {done.page}")
     return 0
 
 
@@ -113,7 +85,7 @@ def _print_memory(config: RunConfig) -> None:
 def sft(config_path: str, overrides: Sequence[str]) -> int:
     """``graphpo sft``."""
     config = load_config(SftConfig, config_path, overrides)
-    _set_threads(config.threads)
+    set_threads(config.threads)
     demonstrations = load_demonstrations(Path(config.demonstrations))
     if config.observations:
         demonstrations = [with_observations(each) for each in demonstrations]
@@ -136,7 +108,7 @@ def rollout(
     """``graphpo rollout``: grow graphs without training and write them."""
     check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
-    _set_threads(config.threads)
+    set_threads(config.threads)
     paths = [tasks_path] if tasks_path else config.tasks.train
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
@@ -173,7 +145,7 @@ def evaluate_policy(
     if out is not None:
         check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
-    _set_threads(config.threads)
+    set_threads(config.threads)
     path = tasks_path or config.tasks.heldout
     if path is None:
         raise ConfigError("there are no held-out tasks: set tasks.heldout or give --tasks FILE")
@@ -199,7 +171,7 @@ def report(run_directory: str) -> int:
     """``graphpo report``: write the page of a run again."""
     run = RunDirectory.existing(Path(run_directory))
     config = load_config(RunConfig, run.config_path)
-    print(f"report: {_write_report(run, config)}")
+    print(f"report: {write_run_report(run, config)}")
     return 0
 
 
@@ -224,23 +196,3 @@ def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
                 "reward": float(rollout.graph.reward[leaf]),
             }
             yield json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def _write_report(run: RunDirectory, config: RunConfig) -> Path:
-    """The page; with a checkpoint's tokenizer it also shows what the edges say."""
-    checkpoints = run.checkpoints()
-    decode = HfTokenizer.load(str(checkpoints[-1])).decode if checkpoints else None
-    method = build_method(config.method)
-
-    def credit_of(graph: RolloutGraph) -> Credit:
-        classes = graph.given_classes
-        if classes is None:
-            classes = find_classes(graph, method.merging)
-        return method.assign_credit([graph], [classes])[0]
-
-    return write_report(run.path, credit_of, decode)
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
