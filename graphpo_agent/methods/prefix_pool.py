@@ -1,0 +1,275 @@
+"""PROS's pool: beginnings of earlier right answers, to be continued in later iterations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpo_agent.errors import ConfigError, GraphError
+from graphpo_agent.graph.arrays import FloatArray
+from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.pass_rates import LogOddsPrior, pass_rates
+from graphpo_agent.types import Task
+
+__all__ = ["PoolOptions", "PrefixPool", "valuable_prefix"]
+
+_CORRECT = 0.5
+"""A reward above this is a right answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool estimates pass rates and how much it holds.
+
+    The paper's code is not public. σ = 0.3 and λ = 0.99 are the defaults that a public note on the
+    paper reports; μ, τ, the length of the Gibbs chain and a limit of the pool are not known, and
+    the values here are this project's.
+
+    Attributes:
+        mean: μ, the prior log-odds of a question's pass rate.
+        spread: τ, their standard deviation, above 0.
+        child_spread: σ, that of a prefix's around its question's, above 0.
+        decay: λ in (0, 1], by which all counts are multiplied before each update.
+        draws: kept Gibbs sweeps.
+        burn_in: sweeps before them.
+        max_prefixes: of one question.
+        max_prefix_tokens: longer prefixes are not kept; None: no limit. Prefixes of prefixes grow,
+            and prompt, prefix and continuation together must fit the policy's context.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    mean: float = 0.0
+    spread: float = 1.5
+    child_spread: float = 0.3
+    decay: float = 0.99
+    draws: int = 50
+    burn_in: int = 10
+    max_prefixes: int = 16
+    max_prefix_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.mean):
+            raise ConfigError(f"pool: mean {self.mean} is not a finite number")
+        for name, spread in (("spread", self.spread), ("child_spread", self.child_spread)):
+            if not 0 < spread < float("inf"):
+                raise ConfigError(f"pool: {name} {spread} is not a finite number above 0")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"pool: decay {self.decay} is outside (0, 1]")
+        for name, count, least in (
+            ("draws", self.draws, 1),
+            ("burn_in", self.burn_in, 0),
+            ("max_prefixes", self.max_prefixes, 1),
+            ("max_prefix_tokens", self.max_prefix_tokens, 1),
+        ):
+            if count is not None and count < least:
+                raise ConfigError(f"pool: {name} {count} is less than {least}")
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """A question and its prefixes. Entry 0 is the question itself, the empty prefix."""
+
+    prefixes: list[NDArray[np.int32]]
+    passes: FloatArray
+    trials: FloatArray
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether there is anything to choose from but the question itself."""
+        return len(self.prefixes) > 1
+
+    def place(self, prefix: NDArray[np.int32]) -> int | None:
+        """Where a prefix stands; None where it does not."""
+        places = (i for i, known in enumerate(self.prefixes) if np.array_equal(known, prefix))
+        return next(places, None)
+
+    def add(self, prefix: NDArray[np.int32], limit: int) -> None:
+        """Take a new prefix in; beyond ``limit`` the least promising of all goes.
+
+        That is the one whose rate, (passes + ½)/(trials + 1), lies farthest from ½, and of equals
+        the oldest.
+        """
+        self.prefixes.append(prefix)
+        self.passes = np.append(self.passes, 0.0)
+        self.trials = np.append(self.trials, 0.0)
+        if len(self.prefixes) > limit + 1:
+            rate = (self.passes + 0.5) / (self.trials + 1)
+            worst = 1 + int(np.argmax(np.abs(rate - 0.5)[1:]))
+            del self.prefixes[worst]
+            self.passes = np.delete(self.passes, worst)
+            self.trials = np.delete(self.trials, worst)
+
+
+class PrefixPool:
+    """Questions with the prefixes that their right answers left behind (PROS, sections 3 and 4).
+
+    A trainer keeps one over its whole run. Each iteration it asks ``choose`` from where to grow its
+    tasks' graphs, puts the prefix behind the prompt as part of the root (so that it carries no
+    loss) and before the continuation where the verifier reads, and tells ``update`` of every graph
+    that was grown, also of those it does not train on.
+
+    A prefix that continues another is a prefix of the same question, whole from the end of the
+    prompt: the tree has two levels. The paper picks its batch from all questions and prefixes; here
+    the run's order of tasks decides which questions come, the pool where each is continued from.
+
+    Example::
+
+        pool = PrefixPool(PoolOptions())
+        chosen = pool.choose(tasks, rng)            # [(task, ()), (task, (12, 40, 41)), ...]
+        graphs = [grow(task, prefix) for task, prefix in chosen]
+        pool.update([(*pair, graph) for pair, graph in zip(chosen, graphs)])
+    """
+
+    def __init__(self, options: PoolOptions) -> None:
+        self._options = options
+        self._questions: dict[str, _Question] = {}
+
+    def choose(
+        self, tasks: Sequence[Task], rng: np.random.Generator
+    ) -> list[tuple[Task, tuple[int, ...]]]:
+        """For each task the prefix whose estimated pass rate is nearest to one half.
+
+        The question itself, ``()``, is among the candidates, and is what a task without prefixes
+        gets; of equals the oldest is taken.
+
+        Args:
+            tasks: in any order.
+            rng: of the estimates; the same pool, tasks and state of it give the same choice.
+        """
+        asked = {task.id: self._questions[task.id] for task in tasks if task.id in self._questions}
+        branched = {name: question for name, question in asked.items() if question.has_prefixes}
+        rates = self._rates(list(branched.values()), rng)
+        chosen = {
+            name: question.prefixes[int(np.argmin(np.abs(rate - 0.5)))]
+            for (name, question), rate in zip(branched.items(), rates, strict=True)
+        }
+        nothing = np.zeros(0, np.int32)
+        return [(task, tuple(chosen.get(task.id, nothing).tolist())) for task in tasks]
+
+    def update(self, grown: Sequence[tuple[Task, tuple[int, ...], RolloutGraph]]) -> None:
+        """Learn from graphs: decay all counts, count rewards, keep prefixes of right answers.
+
+        Early-stopped paths count nowhere. Rewards between 0 and 1 count in part; above one half an
+        answer is right.
+
+        Args:
+            grown: what ``choose`` gave, each with the graph grown from it; its paths hold the
+                continuation only. The rewards of a prefix that the pool no longer holds are not
+                counted.
+
+        Raises:
+            GraphError: a right answer without token ids or log-probabilities.
+        """
+        for question in self._questions.values():
+            question.passes *= self._options.decay
+            question.trials *= self._options.decay
+        for task, prefix, graph in grown:
+            start = np.array(prefix, np.int32)
+            question = self._questions.setdefault(task.id, _new_question())
+            place = question.place(start)
+            rewards = graph.reward[graph.terminals]
+            if place is not None:
+                question.passes[place] += rewards.sum()
+                question.trials[place] += len(rewards)
+            for leaf in graph.terminals[rewards > _CORRECT].tolist():
+                self._keep(question, start, valuable_prefix(graph, leaf))
+
+    def state(self) -> dict[str, Any]:
+        """Everything the pool knows, as JSON values; ``restore`` reads it."""
+        return {
+            name: {
+                "prefixes": [prefix.tolist() for prefix in question.prefixes],
+                "passes": question.passes.tolist(),
+                "trials": question.trials.tolist(),
+            }
+            for name, question in self._questions.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Forget everything and know what ``state`` returned instead."""
+        self._questions = {
+            name: _Question(
+                [np.array(prefix, np.int32) for prefix in record["prefixes"]],
+                np.array(record["passes"], np.float64),
+                np.array(record["trials"], np.float64),
+            )
+            for name, record in state.items()
+        }
+
+    def _keep(
+        self, question: _Question, start: NDArray[np.int32], further: NDArray[np.int32]
+    ) -> None:
+        prefix = np.concatenate([start, further])
+        longest = self._options.max_prefix_tokens
+        fits = longest is None or len(prefix) <= longest
+        if len(further) and fits and question.place(prefix) is None:
+            question.add(prefix, self._options.max_prefixes)
+
+    def _rates(self, questions: Sequence[_Question], rng: np.random.Generator) -> list[FloatArray]:
+        """The estimated pass rate of every entry of each question."""
+        if not questions:
+            return []
+        sizes = np.array([len(q.prefixes) for q in questions])
+        first = np.cumsum(sizes) - sizes
+        parent = np.repeat(first, sizes)
+        parent[first] = -1
+        options = self._options
+        rates = pass_rates(
+            parent,
+            np.concatenate([q.passes for q in questions]),
+            np.concatenate([q.trials for q in questions]),
+            LogOddsPrior(options.mean, options.spread, options.child_spread),
+            draws=options.draws,
+            burn_in=options.burn_in,
+            rng=rng,
+        )
+        return np.split(rates, first[1:])
+
+
+def valuable_prefix(graph: RolloutGraph, leaf: int) -> NDArray[np.int32]:
+    """y[:t*], the response up to its most uncertain token in [T/4, 3T/4) (PROS, section 3).
+
+    t* is the first token of largest entropy. Graphs hold log-probabilities only, so −log p of the
+    sampled token, whose expectation the entropy is, stands for it. (The paper's filter by a
+    critic's values has no place here: there is no critic.)
+
+    Args:
+        graph: with tokens and log-probabilities.
+        leaf: position of the end of the response, whose T tokens are those of the path to it.
+
+    Returns:
+        [t*] token ids; none where no sampled token lies in that range.
+
+    Raises:
+        GraphError: token ids or log-probabilities are unknown.
+    """
+    path = graph.path(leaf)
+    _check_known(graph, path)
+    tokens = np.concatenate([np.arange(graph.offsets[v], graph.offsets[v + 1]) for v in path])
+    surprise = np.where(graph.loss_mask[tokens], -graph.logprobs[tokens], -np.inf)
+    length = len(tokens)
+    low, high = -(-length // 4), -(-3 * length // 4)
+    between = surprise[low:high]
+    if not len(between) or between.max() == -np.inf:
+        return np.zeros(0, np.int32)
+    return graph.token_ids[tokens[: low + int(np.argmax(between))]].astype(np.int32)
+
+
+def _check_known(graph: RolloutGraph, path: Sequence[int]) -> None:
+    for v in path:
+        span = slice(graph.offsets[v], graph.offsets[v + 1])
+        sampled = graph.loss_mask[span]
+        missing = "tokens" if not graph.has_tokens[v] else "logprobs"
+        if missing == "tokens" or np.isnan(graph.logprobs[span][sampled]).any():
+            raise GraphError(
+                f"graph {graph.id!r}, node {graph.node_ids[v]}: method pros needs its tokens and "
+                f"their log-probabilities (field `{missing}`)"
+            )
+
+
+def _new_question() -> _Question:
+    return _Question([np.zeros(0, np.int32)], np.zeros(1), np.zeros(1))
