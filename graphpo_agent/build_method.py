@@ -90,4 +90,5 @@ def build_method(config: MethodConfig) -> Method:
         reallocate=config.reallocate,
         credit=credit,
         objective=config.objective,
+        refill=config.refill,
     )

@@ -61,6 +61,8 @@ class GraphPOMethod(_GraphMethod):
     guard: Literal["numbers", "none"] = "none"
     pool_weight: Fraction = 0.7
     reallocate: Literal["novel", "uncertain", "none"] = "novel"
+    refill: Literal["prompt", "uncertain"] = "prompt"
+    """Where the rest of a budget goes: to chains from the prompt, or to uncertain states."""
 
 
 class TreeMethod(_GraphMethod):

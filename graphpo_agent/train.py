@@ -192,6 +192,7 @@ def _collect(
     wanted = config.train.prompts_per_step
     grown: list[Rollout] = []
     signal: list[tuple[Rollout, Credit]] = []
+    starts: dict[str, tuple[int, ...]] = {}
     for _ in range(config.train.max_resample + 1):
         seen = frozenset(rollout.task.id for rollout in grown)
         missing = min(wanted - len(signal), len(setup.tasks) - len(seen))
@@ -211,8 +212,7 @@ def _collect(
             setup.budget,
             prefixes=begun,
         )
-        if setup.prefixes is not None:
-            setup.prefixes.update([(r.task, begun[r.task.id], r.graph) for r in rollouts])
+        starts |= begun
         if setup.step_scoring is not None:
             rollouts = setup.step_scoring(rollouts, setup.engine.policy.tokenizer)
         credits = setup.method.assign_credit(
@@ -222,6 +222,8 @@ def _collect(
         signal += [pair for pair in zip(rollouts, credits, strict=True) if pair[1].has_signal]
     graphs = [rollout.graph for rollout, _ in signal]
     credits = [credit for _, credit in signal]
+    if setup.prefixes is not None:
+        setup.prefixes.update([(r.task, starts[r.task.id], r.graph) for r in grown])
     if setup.method.whiten == "batch":
         credits = whitened(graphs, credits)
     return grown, list(zip((rollout for rollout, _ in signal), credits, strict=True))

@@ -11,10 +11,7 @@ from graphpo_agent.protocols import SteppedResponse
 from graphpo_agent.types import Outcome, Task
 
 ROOT = Path(__file__).parent.parent
-SIZES = {
-    "kb": ["num_train=24", "num_heldout=8", "num_demonstrations=64"],
-    "reach": ["num_train=24", "num_heldout=8", "num_demonstrations=64"],
-}
+SIZES = ["num_train=24", "num_heldout=8", "num_demonstrations=64"]
 
 
 def length_reward(task: Task, outcome: Outcome) -> float:
@@ -66,7 +63,7 @@ def make_world(directory: Path, world: str) -> Path:
     """A world with 24 tasks and a policy that was warm-started for two steps."""
     place = directory / world
     model = ["hidden_size=32", "num_layers=1", "num_heads=2"]
-    assert main(["data", "toy", world, str(place), "seed=0", *SIZES[world], *model]) == 0
+    assert main(["data", "toy", world, str(place), "seed=0", *SIZES, *model]) == 0
     assert main(["sft", str(ROOT / f"configs/toy/{world}_sft.yaml"), *sft_overrides(place)]) == 0
     return place
 
@@ -99,6 +96,8 @@ def run_arguments(place: Path, output: Path, *overrides: str) -> list[str]:
     ]
     if world == "kb":
         arguments.append(f"mode.tools.search.retriever.directory={place / 'index'}")
+    if world == "hops":
+        arguments.append(f"mode.tools.search.retriever.corpus={place / 'corpus.jsonl'}")
     return [*arguments, *overrides]
 
 

@@ -13,28 +13,44 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Branch, Growth, Plan, chains
 from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.waves import wave
 
 __all__ = ["GraphPO"]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPO:
-    """Grows by schedule, merges equivalent states, credits with the dual-group advantage."""
+    """Grows by schedule, merges equivalent states, credits with the dual-group advantage.
+
+    Attributes:
+        schedule: b_h per layer; 1 beyond it.
+        merging: which states are taken as the same.
+        reallocate: where what redundant states save goes; see ``allocate``.
+        credit: how a graph is turned into advantages.
+        objective: both advantages clipped together, or apart.
+        refill: what a budget leaves when all paths have ended goes to chains from the prompt, or
+            to continuations of uncertain states, in waves (see ``wave``).
+    """
 
     schedule: tuple[int, ...] = (2, 5, 4, 2, 2)
     merging: MergeOptions = field(default_factory=MergeOptions)
     reallocate: Literal["novel", "uncertain", "none"] = "novel"
     credit: CreditOptions = field(default_factory=CreditOptions)
     objective: Literal["joint", "separate"] = "joint"
+    refill: Literal["prompt", "uncertain"] = "prompt"
     name: str = "graphpo"
     needs_states: bool = True
     whiten: Whiten = "none"
 
     def plan(self, growth: Growth) -> Plan:
         """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
-        if not len(growth.active):
-            return Plan(chains(growth, 0))
         graph, classes = growth.graph, growth.classes
+        if not len(growth.active):
+            if self.refill == "prompt":
+                return Plan(chains(growth, 0), memory=growth.memory)
+            return Plan(
+                wave(growth, graph_credit(graph, classes, self.credit).score), memory=growth.memory
+            )
         uncertain = self.reallocate == "uncertain"
         allocation = allocate(
             graph,

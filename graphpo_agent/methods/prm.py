@@ -72,9 +72,17 @@ class Prm:
         """Advantages from step scores and rewards.
 
         Raises:
-            GraphError: a graph has finished trajectories and no step score for any of them.
+            GraphError: there are finished trajectories and the scores of none of them.
         """
-        return [self._credit(graph) for graph in graphs]
+        credits = [self._credit(graph) for graph in graphs]
+        finished = [graph for graph in graphs if len(graph.terminals)]
+        if finished and not any(credit.rows is not None and len(credit.rows) for credit in credits):
+            where = "each edge of a trajectory" if self.steps == "edges" else "the terminals"
+            raise GraphError(
+                f"graph {finished[0].id!r}: method prm needs the scores of a process reward model "
+                f"(field `step_score` of {where})"
+            )
+        return credits
 
     def _credit(self, graph: RolloutGraph) -> Credit:
         by_edges = self.steps == "edges"
@@ -82,12 +90,6 @@ class Prm:
         paths = [graph.path(v) if by_edges else [v] for v in leaves.tolist()]
         rewards = [graph.step_scores[path] for path in paths]
         scored = np.array([not np.isnan(r).any() for r in rewards], np.bool_)
-        if len(leaves) and not scored.any():
-            where = "each edge of a trajectory" if by_edges else "the terminals"
-            raise GraphError(
-                f"graph {graph.id!r}: method prm needs the scores of a process reward model "
-                f"(field `step_score` of {where})"
-            )
         for outcome, steps in zip(graph.reward[leaves].tolist(), rewards, strict=True):
             steps[-1] = self.prm_weight * steps[-1] + (1 - self.prm_weight) * outcome
         if by_edges:

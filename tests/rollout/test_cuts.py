@@ -14,13 +14,18 @@ from graphpo_agent.methods.treerl import TreeRL
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.types import SamplingParams, Task
-from tests.rollout.test_real_policy import directory  # noqa: F401  a fixture
+from tests.rollout.test_real_policy import make_policy
 
 TASKS = [Task(f"t{i}", f"Who mentored number {i}?", ()) for i in range(3)]
 METHODS = {
     "treerl": TreeRL(trees=2, forks=2, rounds=2, copies=1, select=None),
     "spo_chain": SpoChain(num_chains=2, rollouts=2, cut_interval=4, max_probability=0.99),
 }
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return make_policy(tmp_path_factory.mktemp("policy"))
 
 
 def grown(place, method, budget, segment_length):
@@ -65,7 +70,7 @@ def test_every_edge_follows_the_tokens_that_stand_before_it(
     assert cuts > 5
 
 
-def test_rollouts_of_values_are_not_trained_and_everything_else_is(directory):  # noqa: F811
+def test_rollouts_of_values_are_not_trained_and_everything_else_is(directory):
     method = METHODS["spo_chain"]
     rollouts, _ = grown(directory, method, Budget(), 7)
     for rollout in rollouts:
@@ -82,13 +87,13 @@ def test_rollouts_of_values_are_not_trained_and_everything_else_is(directory):  
 
 @pytest.mark.parametrize("tokens", [1, 20, 97, 300])
 @pytest.mark.parametrize("name", METHODS)
-def test_budgets_are_spent_to_the_token_where_edges_are_cut_too(directory, name, tokens):  # noqa: F811
+def test_budgets_are_spent_to_the_token_where_edges_are_cut_too(directory, name, tokens):
     rollouts, _ = grown(directory, METHODS[name], Budget(tokens=tokens), 7)
     for rollout in rollouts:
         assert rollout.ledger.generated_tokens == tokens
 
 
-def test_a_graph_with_cuts_is_the_same_again_and_does_not_depend_on_the_batch(directory):  # noqa: F811
+def test_a_graph_with_cuts_is_the_same_again_and_does_not_depend_on_the_batch(directory):
     for method in METHODS.values():
         once, _ = grown(directory, method, Budget(), 7)
         again, _ = grown(directory, method, Budget(), 7)

@@ -33,8 +33,11 @@ class AnyShelf(Library):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
+    return make_policy(tmp_path_factory.mktemp("policy"))
+
+
+def make_policy(path):
     """A model whose next token is nearly uniform, so that every tag is said now and then."""
-    path = tmp_path_factory.mktemp("policy")
     tokenizer = make_toy_tokenizer(["Karo Venn", "mentor"], TAGS)
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -1,0 +1,115 @@
+"""Waves: where the rest of a budget goes."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from graphpo_agent.graph.credit import CreditOptions
+from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.growth import Growth
+from graphpo_agent.methods.waves import wave
+from tests.methods.growing import World, ends_at, grow
+
+NAN = float("nan")
+
+
+def graph_of(edges):
+    """Edges (parent, reward or None), one policy token each unless a third number says."""
+    graph = RolloutGraph.root("g", token_ids=[1])
+    for parent, reward, *length in edges:
+        n = length[0] if length else 1
+        node = NewNode(parent, (7,) * n, (1,) * n, (-1.0,) * n, reward is not None, reward)
+        graph = graph.append([node])
+    return graph
+
+
+def growth(graph, classes, tokens=None, paths=None, seed=0):
+    nothing = np.zeros(0, np.int64)
+    return Growth(
+        graph=graph,
+        classes=np.array(classes),
+        reached=nothing,
+        active=nothing,
+        layer=5,
+        memory=None,
+        tokens_left=tokens,
+        trajectories_left=paths,
+        path_tokens=4,
+        rng=np.random.default_rng(seed),
+        decode=str,
+    )
+
+
+# 0 ── 1 ── 3 (R=1)      1 and 2 are one state; below 1 right and wrong, below 2 wrong
+#  │    └── 4 (R=0)
+#  └── 2 ── 5 (R=0)      6: a certain state
+#  └── 6 ── 7 (R=0)
+GRAPH = graph_of([(0, None), (0, None), (1, 1.0), (1, 0.0), (2, 0.0), (0, None), (6, 0.0)])
+CLASSES = [0, 1, 1, 3, 4, 5, 6, 7]
+SCORES = np.array([1 / 4, 1 / 3, 1 / 3, 1.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def continued(branches, classes):
+    counts = Counter()
+    for branch in branches:
+        counts[classes[branch.node]] += branch.count
+    return counts
+
+
+def test_continuations_go_where_the_rule_says():
+    # Root: S = (1/4 * 3 + 1/2) / 4 = 5/16, 3 edges, cost 2; class 1: S = 1/3, 3 edges, cost 1.
+    root, merged = (5 / 16 * 11 / 16) ** 0.5 / 2**0.5, (2 / 9) ** 0.5
+    edges = {0: 3, 1: 3}
+    wanted = Counter()
+    for _ in range(6):
+        gains = {0: root * 3 / edges[0], 1: merged * 3 / edges[1]}
+        best = max(gains, key=gains.__getitem__)
+        edges[best] += 1
+        wanted[best] += 1
+    found = continued(wave(growth(GRAPH, CLASSES, paths=12), SCORES), CLASSES)
+    assert found == wanted and set(wanted) == {0, 1}
+
+
+def test_tokens_are_spent_to_about_a_half():
+    for tokens in (1, 2, 9, 40, 400):
+        branches = wave(growth(GRAPH, CLASSES, tokens=tokens), SCORES)
+        cost = sum(branch.count * (2 if branch.node == 0 else 1) for branch in branches)
+        assert branches and cost <= max(tokens / 2 + 1, 2)
+        assert cost >= tokens / 2 - 1
+
+
+def test_where_all_agree_the_root_alone_is_continued():
+    wrong = graph_of([(0, None), (0, None), (1, 0.0), (2, 0.0)])
+    branches = wave(growth(wrong, range(5), paths=8), np.zeros(5))
+    assert [(branch.node, branch.count) for branch in branches] == [(0, 4)]
+
+
+def test_members_of_a_class_take_turns_by_chance():
+    nodes = Counter()
+    for seed in range(40):
+        for branch in wave(growth(GRAPH, CLASSES, paths=2, seed=seed), SCORES):
+            nodes[branch.node] += branch.count
+    assert set(nodes) == {1, 2} and min(nodes.values()) > 8
+
+
+def test_nothing_is_left_for_a_wave_without_a_budget():
+    assert wave(growth(GRAPH, CLASSES), SCORES) == ()
+    assert wave(growth(GRAPH, CLASSES, tokens=0), SCORES) == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_graphpo_spends_the_rest_of_its_budget_in_waves(seed):
+    method = GraphPO(
+        schedule=(6, 3), refill="uncertain", credit=CreditOptions(backup="class", normalize="rms")
+    )
+    world = World(end=ends_at(4, finish=0.3), tokens=200)
+    grown = grow(method, world, seed)
+    assert grown.graph.num_trained.sum() == 200
+    later = [b.node for plan in grown.plans[1:] for b in plan.branches]
+    inner = sum(node != 0 for node in later)
+    assert inner > 0
+    counts = Counter(later)
+    assert max(grown.graph.num_children[1:]) > 3, "a state in the middle was continued again"
+    assert counts[0] < sum(counts.values())
