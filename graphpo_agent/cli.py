@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     _rollout_arguments(verb("rollout", "grow graphs with a policy and write them"))
     _eval_arguments(verb("eval", "measure held-out accuracy of a policy"))
     _score_arguments(verb("score", "credit the graphs of a file with a method"))
+    _compare_arguments(verb("compare", "train several methods side by side, with several seeds"))
     _calibrate_arguments(verb("calibrate", "find the merge threshold that merges equal states"))
     _report_arguments(verb("report", "write report.html of a run directory again"))
     add_data_verbs(verb)
@@ -270,6 +271,56 @@ def _score(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     score_file(options.input, options.out, options.method, given, options.keep_classes)
     return 0
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="the configuration that all methods share")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="applied after each method's file: train.token_budget=200000 …, or further files",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        required=True,
+        metavar="NAME|FILE",
+        help="the first is what the others are compared with; grpo, grpo/as_released (see "
+        "configs/methods/) or a YAML file",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        default=range(5),
+        metavar="N|FIRST-LAST",
+        help="5: seeds 0 to 4 (5); 20-24: those",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="what is complete in it stays")
+    _engine_argument(parser)
+    parser.set_defaults(run=_compare)
+
+
+def _seeds(text: str) -> range:
+    first, dash, last = text.partition("-")
+    seeds = range(int(first), int(last) + 1) if dash else range(int(text))
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed at all")
+    return seeds
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from graphpo_agent.compare import compare_command
+
+    methods = [word for word in options.methods if "=" not in word]
+    overrides = [word for word in options.methods if "=" in word]  # behind --methods
+    return compare_command(
+        options.config,
+        [*options.overrides, *overrides, *options.engine],
+        methods,
+        options.seeds,
+        options.out,
+    )
 
 
 def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:

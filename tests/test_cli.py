@@ -15,6 +15,7 @@ VERBS = (
     "rollout",
     "eval",
     "score",
+    "compare",
     "report",
     "data",
     "grade",

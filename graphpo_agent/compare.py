@@ -1,0 +1,285 @@
+"""``graphpo compare``: several methods side by side on one configuration, with several seeds."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from rich.console import Console
+
+from graphpo_agent.compare_run import run_apart
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
+from graphpo_agent.errors import ConfigError, GraphPOError, RunError
+from graphpo_agent.report.compare_page import comparison_tables, write_comparison
+from graphpo_agent.report.compare_stats import Comparison, Outcome, read_outcome
+from graphpo_agent.report.console import TimeLeft
+from graphpo_agent.report.numbers import compact, duration, percent
+from graphpo_agent.report.run_dir import RunDirectory
+from graphpo_agent.report.run_files import flatten, read_run
+from graphpo_agent.train_run import check_run
+
+__all__ = ["MethodFile", "compare_command", "find_methods", "time_left"]
+
+_DEFAULT_PRESETS = {"graphpo": "paper"}
+_DEFAULT_PRESET = "graphpo_adapted"
+_OURS = {"seed": "--seeds", "output": "--out"}
+"""Keys of a configuration that the comparison sets itself, and what they are set with."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodFile:
+    """One method of a comparison.
+
+    Example: ``MethodFile("grpo/as_released", Path("configs/methods/grpo/as_released.yaml"))``.
+    """
+
+    label: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    label: str
+    config: RunConfig
+    directory: RunDirectory
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.config.seed}"
+
+
+def compare_command(
+    config_path: str,
+    overrides: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: str,
+) -> int:
+    """``graphpo compare``.
+
+    Every configuration is checked before the first run starts. Runs that are complete are kept, one
+    that was interrupted goes on from its newest checkpoint.
+
+    Args:
+        config_path: the configuration that all methods share.
+        overrides: applied after each method's file.
+        methods: see ``find_methods``.
+        seeds: of the runs, different ones.
+        out: a directory; receives ``runs/<label>/seed-<k>``, ``compare.md``, ``.json``, ``.svg``.
+
+    Raises:
+        ConfigError: a configuration that cannot be used.
+        RunError: a directory holds another run, or a run stopped.
+    """
+    if Path(out).exists() and not Path(out).is_dir():
+        raise RunError(f"--out {out} is not a directory")
+    files = find_methods(config_path, methods)
+    runs = list(_plan(config_path, overrides, files, seeds, Path(out)))
+    complete = {run.name for run in runs if _is_complete(run)}
+    _train(runs, complete)
+    outcomes: dict[str, dict[int, Outcome]] = {method.label: {} for method in files}
+    for run in runs:
+        outcomes[run.label][run.config.seed] = read_outcome(run.directory.path)
+    limits = [b for b in (run.config.train.token_budget for run in runs) if b is not None]
+    comparison = Comparison(outcomes, min(limits, default=None))
+    write_comparison(Path(out), Path(config_path).stem, comparison)
+    print("\n".join(["", *comparison_tables(comparison), "", f"comparison: {out}/compare.md"]))
+    return 0
+
+
+def find_methods(config_path: str, arguments: Sequence[str]) -> list[MethodFile]:
+    """The file and the label of each method.
+
+    Args:
+        config_path: names are looked up in the nearest ``configs/methods`` at or above its
+            directory, else in that of the working directory.
+        arguments: each a YAML file, a name or ``NAME/PRESET``; the preset that a name means alone
+            is ``paper`` for graphpo, else ``graphpo_adapted``.
+
+    Raises:
+        ConfigError: a name without such a preset, or a label twice.
+    """
+    found: dict[str, MethodFile] = {}
+    for argument in arguments:
+        is_file = argument.endswith((".yaml", ".yml"))
+        method = _of_file(Path(argument)) if is_file else _of_name(config_path, argument)
+        if method.label in found:
+            raise ConfigError(
+                f"--methods: {found[method.label].path} and {method.path} are both called "
+                f"{method.label!r}; copy one to a file of another name"
+            )
+        found[method.label] = method
+    return list(found.values())
+
+
+def time_left(seconds: Mapping[str, Sequence[float]], waiting: Sequence[str]) -> float:
+    """Seconds until all waiting runs are done; NaN while no run is.
+
+    A run takes as long as those of its method did on average, or as all did.
+
+    >>> time_left({"grpo": [10.0, 14.0], "tree": []}, ["grpo", "tree"])
+    24.0
+
+    Args:
+        seconds: of the runs that are done, by label.
+        waiting: labels of the others.
+    """
+    every = [value for values in seconds.values() for value in values]
+    if not every:
+        return math.nan
+    return float(sum(mean(seconds[label] or every) for label in waiting))
+
+
+def _of_file(path: Path) -> MethodFile:
+    """A file among presets has their label, any other one its own name."""
+    if path.parent.parent.name == "methods":
+        return MethodFile(_label(path.parent.name, path.stem), path)
+    return MethodFile(path.stem, path)
+
+
+def _of_name(config_path: str, argument: str) -> MethodFile:
+    name, slash, preset = argument.partition("/")
+    if not slash:
+        preset = _DEFAULT_PRESETS.get(name, _DEFAULT_PRESET)
+    above = Path(config_path).resolve().parents
+    places = [place / "configs/methods" for place in (*above, Path.cwd())]
+    place = next((place for place in places if place.is_dir()), None)
+    if place is None:
+        raise ConfigError(
+            f"--methods {argument}: there is no configs/methods above {config_path}; name a file"
+        )
+    known = sorted(path.parent.name + "/" + path.stem for path in place.glob("*/*.yaml"))
+    if f"{name}/{preset}" not in known:
+        near = [each for each in known if each.startswith(f"{name}/")]
+        raise ConfigError(
+            f"--methods {argument}: {place} has no {name}/{preset}; it has "
+            f"{', '.join(near or known) or 'nothing'}"
+        )
+    return MethodFile(_label(name, preset), place / name / f"{preset}.yaml")
+
+
+def _label(name: str, preset: str) -> str:
+    return name if preset == _DEFAULT_PRESETS.get(name, _DEFAULT_PRESET) else f"{name}/{preset}"
+
+
+def _plan(
+    config_path: str,
+    overrides: Sequence[str],
+    methods: Sequence[MethodFile],
+    seeds: Sequence[int],
+    out: Path,
+) -> Iterator[_Run]:
+    """All runs, checked, seed by seed: what is done can be compared at any time."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in _OURS:
+            raise ConfigError(f"override {override!r}: here {key} is what {_OURS[key]} says")
+    configs: dict[str, RunConfig] = {}
+    for method in methods:
+        try:
+            config = load_config(RunConfig, config_path, [str(method.path), *overrides])
+            check_run(config)
+        except GraphPOError as error:
+            raise ConfigError(f"{method.label}: {error}") from None
+        if config.tasks.heldout is None:
+            raise ConfigError(f"{config_path}: a comparison needs held-out tasks: tasks.heldout")
+        configs[method.label] = config
+    for seed in seeds:
+        for label, config in configs.items():
+            path = out / "runs" / label / f"seed-{seed}"
+            settings = {"seed": seed, "output": str(path)}
+            run = _Run(label, config.model_copy(update=settings), RunDirectory(path))
+            _check_unchanged(run)
+            yield run
+
+
+def _check_unchanged(run: _Run) -> None:
+    """Raise RunError where the directory holds a run of another configuration."""
+    if not run.directory.checkpoints():
+        return
+    stored = load_config(RunConfig, run.directory.config_path)
+    then, now = (
+        flatten(config.model_dump(mode="json", exclude={"output"}))
+        for config in (stored, run.config)
+    )
+    changed = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    if changed:
+        key, more = changed[0], len(changed) - 1
+        raise RunError(
+            f"{run.directory.path} was run with another configuration: {key} was "
+            f"{then.get(key, 'not set')}, now {now.get(key, 'not set')}"
+            f"{f' (and {more} more)' if more else ''}; choose another --out or delete it"
+        )
+
+
+def _is_complete(run: _Run) -> bool:
+    """Whether the last step, its checkpoint and the report are there."""
+    checkpoints = run.directory.checkpoints()
+    if not checkpoints or not (run.directory.path / "report.html").is_file():
+        return False
+    metrics = read_run(run.directory.path).metrics
+    newest = int(checkpoints[-1].name.removeprefix("step-"))
+    return metrics.last("progress") >= 1.0 and metrics.steps[-1] == newest
+
+
+def _train(runs: Sequence[_Run], complete: set[str]) -> None:
+    """Train what is missing, one run after the other."""
+    console = Console(highlight=False)
+    seconds: dict[str, list[float]] = {run.label: [] for run in runs}
+    for run in runs:
+        if run.name in complete:
+            seconds[run.label].append(_duration(run))
+    if complete:
+        console.print(f"{len(complete)} of {len(runs)} runs are complete and kept")
+    missing = [run for run in runs if run.name not in complete]
+    for position, run in enumerate(missing):
+        place = f"[{len(complete) + position + 1}/{len(runs)}] {run.name}"
+        waiting = [each.label for each in missing[position:]]
+        _say(console, f"{place} {_beginning(run)}, {_left(time_left(seconds, waiting))}")
+        _train_one(console, run, place)
+        seconds[run.label].append(_duration(run))
+        _say(console, f"{place}: {_ending(run)}, {_left(time_left(seconds, waiting[1:]))}")
+
+
+def _train_one(console: Console, run: _Run, place: str) -> None:
+    clock = TimeLeft()
+    with console.status("starting") as status:
+
+        def show(row: Mapping[str, float]) -> None:
+            left = clock.update(row["progress"], row.get("time/seconds", math.nan))
+            share = percent(min(row["progress"], 1.0))
+            status.update(f"step {row['step']}, {share} of the run, {duration(left)} left in it")
+
+        try:
+            run_apart(run.config, bool(run.directory.checkpoints()), show)
+        except GraphPOError as error:
+            raise RunError(f"{run.name}: {error}") from None
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _beginning(run: _Run) -> str:
+    checkpoints = run.directory.checkpoints()
+    if not checkpoints:
+        return "begins"
+    return f"goes on from step {int(checkpoints[-1].name.removeprefix('step-'))}"
+
+
+def _ending(run: _Run) -> str:
+    measures = read_outcome(run.directory.path).measures
+    return (
+        f"held-out accuracy {percent(measures['final_accuracy'])} after {measures['steps']:.0f} "
+        f"steps, {compact(measures['tokens'])} tokens, {duration(_duration(run))}"
+    )
+
+
+def _duration(run: _Run) -> float:
+    return read_run(run.directory.path).metrics.last("time/seconds")
+
+
+def _left(seconds: float) -> str:
+    return "time left unknown" if math.isnan(seconds) else f"about {duration(seconds)} left"
