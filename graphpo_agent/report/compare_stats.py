@@ -112,8 +112,8 @@ class Comparison:
 def interval(values: Sequence[float]) -> Interval:
     """Mean and Student-t interval of independent values; those that are NaN are left out.
 
-    >>> interval([0.2, 0.4, 0.6]).mean
-    0.4
+    >>> interval([0.25, 0.5, 0.75, float("nan")]).mean
+    0.5
     """
     known = np.array([value for value in values if math.isfinite(value)])
     if not len(known):
@@ -124,7 +124,7 @@ def interval(values: Sequence[float]) -> Interval:
 def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> Interval:
     """Interval of ``values - others`` over the seeds that both have.
 
-    >>> paired_difference({0: 0.5, 1: 0.7}, {0: 0.25, 1: 0.45, 2: 0.9}).mean
+    >>> paired_difference({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.5, 2: 0.9}).mean
     0.25
     """
     return interval([values[seed] - others[seed] for seed in sorted(values.keys() & others.keys())])
