@@ -1,9 +1,9 @@
 """GraphPO, tree and GRPO under the same budget of generated tokens, on both toy worlds.
 
-Builds each world and warm-starts one policy per world, then trains every method from it with
-several seeds, each run a ``graphpo train`` process of its own. Finished runs are kept, so a
-stopped benchmark goes on where it was. Writes a table, the learning curves with 95 % confidence
-bands and the raw numbers to ``benchmarks/results/``.
+Builds each world and warm-starts one policy per world, then lets ``graphpo compare`` train every
+method from it with several seeds. Finished runs are kept, so a stopped benchmark goes on where it
+was. Writes a table, the learning curves with 95 % confidence bands and the raw numbers to
+``benchmarks/results/``.
 
     python benchmarks/methods.py                      # everything: about 40 minutes on 2 cores
     python benchmarks/methods.py --worlds kb --seeds 2
@@ -12,27 +12,28 @@ bands and the raw numbers to ``benchmarks/results/``.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import yaml
 
-from graphpo_agent.report.plots import Curve, confidence_half_width, curve_with_band
+from graphpo_agent.report.compare_page import (
+    comparison_record,
+    comparison_tables,
+    draw_curves,
+    machine_line,
+)
+from graphpo_agent.report.compare_stats import Comparison, read_comparison
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 GRAPHPO = [sys.executable, "-m", "graphpo_agent.cli"]
-METHODS = {
-    "graphpo": [],
-    "tree": ["method={name: tree, schedule: SCHEDULE, singleton: inherit}"],
-    "grpo": ["method={name: grpo, group_size: GROUP}"],
-}
-"""Overrides of ``configs/toy/<world>.yaml``, which trains GraphPO."""
+METHODS = ("graphpo", "tree", "grpo")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class World:
     ``sft_steps`` stop the warm start early enough to leave something to learn.
     """
 
-    schedule: str
+    schedule: tuple[int, ...]
     group_size: int
     token_budget: int
     sft_steps: int
@@ -51,13 +52,19 @@ class World:
     """The world whose configuration, tasks and policy these are; empty: its own name."""
     overrides: tuple[str, ...] = ()
 
+    def method(self, name: str) -> dict[str, Any]:
+        """The settings of one of ``METHODS``; merging is as the world's configuration has it."""
+        if name == "grpo":
+            return {"name": name, "group_size": self.group_size}
+        return {"name": name, "schedule": list(self.schedule), "singleton": "inherit"}
+
 
 WORLDS = {
-    "kb": World(schedule="[6,2,1,1]", group_size=10, token_budget=200_000, sft_steps=500),
-    "reach": World(schedule="[6,2,1,1]", group_size=10, token_budget=300_000, sft_steps=1200),
+    "kb": World((6, 2, 1, 1), group_size=10, token_budget=200_000, sft_steps=500),
+    "reach": World((6, 2, 1, 1), group_size=10, token_budget=300_000, sft_steps=1200),
     # The same policy where chains starve: half of the prompts have no mixed rewards.
     "reach, 5 lines": World(
-        schedule="[6,2,1,1]",
+        (6, 2, 1, 1),
         group_size=10,
         token_budget=200_000,
         sft_steps=1200,
@@ -67,22 +74,6 @@ WORLDS = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    """One finished training run."""
-
-    world: str
-    method: str
-    seed: int
-    tokens: np.ndarray
-    accuracy: np.ndarray
-    rows: list[dict[str, float]]
-
-    @property
-    def final(self) -> dict[str, float]:
-        return self.rows[-1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -90,20 +81,18 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--workers", type=int, default=2, help="worlds at a time, one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmark")
     options = parser.parse_args()
     for world in options.worlds:
         prepare(WORLDS[world].base or world, options.work)
-    jobs = [
-        (world, method, seed)
-        for world in options.worlds
-        for seed in range(options.seeds)
-        for method in options.methods
-    ]
     with ThreadPoolExecutor(options.workers) as pool:
-        runs = list(pool.map(lambda job: train(*job, work=options.work), jobs))
-    write_results(runs, options.worlds, options.methods)
+        jobs = [
+            pool.submit(compare, world, options.methods, options.seeds, options.work)
+            for world in options.worlds
+        ]
+        done = [job.result() for job in jobs]
+    write_results(dict(zip(options.worlds, done, strict=True)))
 
 
 def prepare(world: str, work: Path) -> None:
@@ -124,19 +113,26 @@ def prepare(world: str, work: Path) -> None:
     )
 
 
-def train(world: str, method: str, seed: int, work: Path) -> Run:
-    """One run, or what is left of one that was finished before."""
+def compare(world: str, methods: Sequence[str], seeds: int, work: Path) -> Comparison:
+    """The finished runs of one world."""
+    settings = WORLDS[world]
+    out = work / "compare" / slug(world)
+    out.mkdir(parents=True, exist_ok=True)
+    files = [out / f"{name}.yaml" for name in methods]
+    for name, file in zip(methods, files, strict=True):
+        file.write_text(yaml.safe_dump({"method": settings.method(name)}))
+    config, overrides = arguments(world, work)
+    options = ["--methods", *map(str, files), "--seeds", str(seeds), "--out", str(out)]
+    call(["compare", config, *overrides, *options])
+    return read_comparison(out, methods, range(seeds), settings.token_budget)
+
+
+def arguments(world: str, work: Path) -> tuple[str, list[str]]:
+    """Configuration and overrides that all methods share in a world."""
     settings = WORLDS[world]
     base = settings.base or world
     directory = work / base
-    run = work / f"{slug(world)}-{method}-{seed}"
     overrides = [
-        text.replace("SCHEDULE", settings.schedule).replace("GROUP", str(settings.group_size))
-        for text in METHODS[method]
-    ]
-    overrides += [
-        f"output={run}",
-        f"seed={seed}",
         "threads=1",
         f"model.path={directory}/policy",
         f"tasks.train={directory}/train.jsonl",
@@ -148,22 +144,7 @@ def train(world: str, method: str, seed: int, work: Path) -> Run:
     ]
     if base == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={directory}/index")
-    if not (run / "report.html").exists():
-        unfinished = (run / "config.yaml").exists() and any((run / "checkpoints").glob("step-*"))
-        arguments = (
-            ["--resume", str(run)] if unfinished else [f"configs/toy/{base}.yaml", *overrides]
-        )
-        call(["train", *arguments])
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    evaluated = [row for row in rows if "eval/accuracy" in row]
-    return Run(
-        world,
-        method,
-        seed,
-        np.array([row.get("tokens/total", 0) for row in evaluated]),
-        np.array([row["eval/accuracy"] for row in evaluated]),
-        rows,
-    )
+    return f"configs/toy/{base}.yaml", overrides
 
 
 def slug(world: str) -> str:
@@ -182,103 +163,21 @@ def call(arguments: Sequence[str]) -> None:
     print(done.stdout.strip().splitlines()[-2:], flush=True)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half-width of its 95 % confidence interval over seeds (Student's t)."""
-    array = np.asarray(values, float)
-    return float(array.mean()), float(confidence_half_width(array[:, None])[0])
-
-
-def curve_mean(run: Run) -> float:
-    """Mean held-out accuracy over the whole budget (area under the learning curve)."""
-    budget = WORLDS[run.world].token_budget
-    grid = np.linspace(0, budget, 61)
-    return float(np.interp(grid, run.tokens, run.accuracy).mean())
-
-
-def write_results(runs: Sequence[Run], worlds: Sequence[str], methods: Sequence[str]) -> None:
+def write_results(worlds: Mapping[str, Comparison]) -> None:
     """Table, curves and raw numbers."""
     RESULTS.mkdir(exist_ok=True)
-    text = "\n".join(table(runs, worlds, methods))
-    (RESULTS / "methods.md").write_text(text + "\n")
-    (RESULTS / "methods.json").write_text(json.dumps([raw(run) for run in runs], indent=1) + "\n")
-    for world in worlds:
-        grid = np.linspace(0, WORLDS[world].token_budget, 61)
-        curves = [
-            Curve(
-                method,
-                grid,
-                np.stack(
-                    [
-                        np.interp(grid, run.tokens, run.accuracy)
-                        for run in runs
-                        if (run.world, run.method) == (world, method)
-                    ]
-                ),
-            )
-            for method in methods
-        ]
-        curve_with_band(
-            RESULTS / f"methods_{slug(world)}.svg",
-            curves,
-            title=f"{world}: held-out accuracy",
-            x_label="generated tokens",
-            y_label="accuracy",
-        )
-    print(text)
-
-
-def table(runs: Sequence[Run], worlds: Sequence[str], methods: Sequence[str]) -> Iterator[str]:
-    seeds = sorted({run.seed for run in runs})
-    yield f"{len(seeds)} seeds, mean ± 95 % confidence interval over seeds; one thread per run."
-    yield f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}."
-    yield "Same warm-started policy, same generated tokens, 400 held-out tasks at temperature 1."
-    for world in worlds:
-        of_world = [run for run in runs if run.world == world]
-        before = float(np.mean([run.accuracy[0] for run in of_world]))
-        yield f"\n### {world}: {WORLDS[world].token_budget:,} tokens, {before:.1%} before\n"
-        yield "| method | final accuracy | greedy | mean of the curve | response tokens | updates |"
-        yield "| --- | --- | --- | --- | --- | --- |"
-        for method in methods:
-            chosen = [run for run in of_world if run.method == method]
-            yield (
-                f"| {method} | {shown([run.accuracy[-1] for run in chosen])} "
-                f"| {shown([run.final['eval/greedy_accuracy'] for run in chosen])} "
-                f"| {shown([curve_mean(run) for run in chosen])} "
-                f"| {interval([run.final['eval/response_tokens'] for run in chosen])[0]:.1f} "
-                f"| {interval([run.final['step'] for run in chosen])[0]:.0f} |"
-            )
-        yield "\n| paired difference | final accuracy | mean of the curve |"
-        yield "| --- | --- | --- |"
-        for a, b in (("graphpo", "tree"), ("graphpo", "grpo"), ("tree", "grpo")):
-            if a in methods and b in methods:
-                yield paired(of_world, a, b)
-
-
-def paired(runs: Sequence[Run], a: str, b: str) -> str:
-    """Differences seed by seed."""
-    by_seed = {(run.method, run.seed): run for run in runs}
-    pairs = [(by_seed[a, seed], by_seed[b, seed]) for seed in sorted({run.seed for run in runs})]
-    final = [float(x.accuracy[-1] - y.accuracy[-1]) for x, y in pairs]
-    curve = [curve_mean(x) - curve_mean(y) for x, y in pairs]
-    return f"| {a} − {b} | {shown(final, signed=True)} | {shown(curve, signed=True)} |"
-
-
-def shown(values: Sequence[float], signed: bool = False) -> str:
-    """Percent points: ``72.4 ± 1.9``."""
-    mean, half = interval(values)
-    return f"{100 * mean:{'+' if signed else ''}.1f} ± {100 * half:.1f}"
-
-
-def raw(run: Run) -> dict[str, object]:
-    return {
-        "world": run.world,
-        "method": run.method,
-        "seed": run.seed,
-        "tokens": run.tokens.tolist(),
-        "accuracy": run.accuracy.round(4).tolist(),
-        "final": {name: round(value, 5) for name, value in run.final.items()},
-        "seconds": round(run.final["time/seconds"], 1),
-    }
+    lines = [
+        f"{machine_line()} One thread per run.",
+        "Same warm-started policy, same generated tokens, 400 held-out tasks at temperature 1.",
+    ]
+    for world, comparison in worlds.items():
+        lines += ["", f"### {world}", "", *comparison_tables(comparison)]
+        figure = RESULTS / f"methods_{slug(world)}.svg"
+        draw_curves(figure, f"{world}: held-out accuracy", comparison)
+    records = [{"world": world, **comparison_record(found)} for world, found in worlds.items()]
+    (RESULTS / "methods.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / "methods.json").write_text(json.dumps(records, indent=1) + "\n")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

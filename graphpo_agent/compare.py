@@ -13,7 +13,7 @@ from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
-from graphpo_agent.report.compare_stats import Comparison, Outcome, read_outcome
+from graphpo_agent.report.compare_stats import read_comparison, read_outcome, run_path
 from graphpo_agent.report.console import TimeLeft
 from graphpo_agent.report.numbers import compact, duration, percent
 from graphpo_agent.report.run_dir import RunDirectory
@@ -79,11 +79,10 @@ def compare_command(
     runs = list(_plan(config_path, overrides, files, seeds, Path(out)))
     complete = {run.name for run in runs if _is_complete(run)}
     _train(runs, complete)
-    outcomes: dict[str, dict[int, Outcome]] = {method.label: {} for method in files}
-    for run in runs:
-        outcomes[run.label][run.config.seed] = read_outcome(run.directory.path)
-    limits = [b for b in (run.config.train.token_budget for run in runs) if b is not None]
-    comparison = Comparison(outcomes, min(limits, default=None))
+    budgets = [run.config.train.token_budget for run in runs]
+    limit = min((budget for budget in budgets if budget is not None), default=None)
+    labels = [method.label for method in files]
+    comparison = read_comparison(Path(out), labels, seeds, limit)
     write_comparison(Path(out), Path(config_path).stem, comparison)
     print("\n".join(["", *comparison_tables(comparison), "", f"comparison: {out}/compare.md"]))
     return 0
@@ -133,10 +132,10 @@ def time_left(seconds: Mapping[str, Sequence[float]], waiting: Sequence[str]) ->
 
 
 def _of_file(path: Path) -> MethodFile:
-    """A file among presets has their label, any other one its own name."""
-    if path.parent.parent.name == "methods":
-        return MethodFile(_label(path.parent.name, path.stem), path)
-    return MethodFile(path.stem, path)
+    """A file in ``configs/methods`` has its preset's label, any other one its own name."""
+    place = path.resolve().parent
+    is_preset = place.parts[-3:-1] == ("configs", "methods")
+    return MethodFile(_label(place.name, path.stem) if is_preset else path.stem, path)
 
 
 def _of_name(config_path: str, argument: str) -> MethodFile:
@@ -188,7 +187,7 @@ def _plan(
         configs[method.label] = config
     for seed in seeds:
         for label, config in configs.items():
-            path = out / "runs" / label / f"seed-{seed}"
+            path = run_path(out, label, seed)
             settings = {"seed": seed, "output": str(path)}
             run = _Run(label, config.model_copy(update=settings), RunDirectory(path))
             _check_unchanged(run)

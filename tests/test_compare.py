@@ -237,12 +237,14 @@ def test_names_are_looked_up_in_the_nearest_presets(
     for name in ("graphpo/paper", "graphpo/graphpo_adapted", "grpo/graphpo_adapted"):
         (presets / name).parent.mkdir(parents=True, exist_ok=True)
         (presets / f"{name}.yaml").write_text("")
-    found = find_methods(config, ["graphpo", "grpo", "graphpo/graphpo_adapted", "x/mine.yml"])
+    found = find_methods(
+        config, ["graphpo", "grpo", "graphpo/graphpo_adapted", "methods/x/mine.yml"]
+    )
     assert found == [
         MethodFile("graphpo", presets / "graphpo/paper.yaml"),
         MethodFile("grpo", presets / "grpo/graphpo_adapted.yaml"),
         MethodFile("graphpo/graphpo_adapted", presets / "graphpo/graphpo_adapted.yaml"),
-        MethodFile("mine", Path("x/mine.yml")),
+        MethodFile("mine", Path("methods/x/mine.yml")),
     ]
     named = [str(presets / "graphpo/paper.yaml"), "configs/methods/grpo/as_released.yaml"]
     assert [method.label for method in find_methods(config, named)] == [

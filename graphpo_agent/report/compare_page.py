@@ -15,7 +15,13 @@ from graphpo_agent.report.numbers import UNDEFINED, compact, duration, fixed, si
 from graphpo_agent.report.plots import COLORS, Curve, curve_with_band
 from graphpo_agent.report.run_dir import command_line, write_atomically
 
-__all__ = ["comparison_tables", "draw_curves", "machine_line", "write_comparison"]
+__all__ = [
+    "comparison_record",
+    "comparison_tables",
+    "draw_curves",
+    "machine_line",
+    "write_comparison",
+]
 
 _ACCURACIES = ("final_accuracy", "greedy_accuracy", "curve_accuracy")
 _HEADS = (
@@ -54,7 +60,7 @@ def write_comparison(out: Path, title: str, comparison: Comparison) -> None:
         *(f"* {head}: {MEASURES[name]}" for head, name in zip(_HEADS, MEASURES, strict=True)),
     ]
     write_atomically(out / "compare.md", "\n".join(lines) + "\n")
-    record = {"title": title, "command": command_line()} | _record(comparison)
+    record = {"title": title, "command": command_line()} | comparison_record(comparison)
     write_atomically(out / "compare.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -89,6 +95,27 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
     for label in others:
         found = [comparison.difference(label, first, name) for name in _ACCURACIES]
         yield f"| {label} | {' | '.join(_points(each, signs=True) for each in found)} |"
+
+
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
+    """What compare.json holds: the numbers; undefined ones are null."""
+    first, *others = comparison.outcomes
+    return {
+        "measures": MEASURES,
+        "budget": comparison.budget,
+        "methods": [
+            {
+                "method": label,
+                **_intervals(comparison, label, None),
+                "runs": _runs(comparison, label),
+            }
+            for label in comparison.outcomes
+        ],
+        "differences": [
+            {"method": label, "to": first, **_intervals(comparison, label, first)}
+            for label in others
+        ],
+    }
 
 
 def draw_curves(path: Path, title: str, comparison: Comparison) -> list[Path]:
@@ -151,27 +178,6 @@ def _points(found: Interval, signs: bool) -> str:
         return UNDEFINED
     mean = signed(100 * found.mean, 1) if signs else fixed(100 * found.mean, 1)
     return f"{mean} ± {fixed(100 * found.half_width, 1)}"
-
-
-def _record(comparison: Comparison) -> dict[str, Any]:
-    """The numbers; undefined ones are null."""
-    first, *others = comparison.outcomes
-    return {
-        "measures": MEASURES,
-        "budget": comparison.budget,
-        "methods": [
-            {
-                "method": label,
-                **_intervals(comparison, label, None),
-                "runs": _runs(comparison, label),
-            }
-            for label in comparison.outcomes
-        ],
-        "differences": [
-            {"method": label, "to": first, **_intervals(comparison, label, first)}
-            for label in others
-        ],
-    }
 
 
 def _intervals(comparison: Comparison, label: str, other: str | None) -> dict[str, Any]:

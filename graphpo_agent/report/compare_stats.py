@@ -19,7 +19,9 @@ __all__ = [
     "interval",
     "mean_of_curve",
     "paired_difference",
+    "read_comparison",
     "read_outcome",
+    "run_path",
 ]
 
 MEASURES = {
@@ -152,6 +154,32 @@ def mean_of_curve(x: NDArray[np.float64], y: NDArray[np.float64], end: float) ->
     xs = np.append(x[inside], end)
     ys = np.append(y[inside], np.interp(end, x, y))
     return float(np.sum(np.diff(xs) * (ys[1:] + ys[:-1]) / 2) / (end - x[0]))
+
+
+def run_path(out: Path, label: str, seed: int) -> Path:
+    """The directory of a run of a comparison."""
+    return out / "runs" / label / f"seed-{seed}"
+
+
+def read_comparison(
+    out: Path, labels: Sequence[str], seeds: Sequence[int], limit: int | None
+) -> Comparison:
+    """The finished runs in a comparison's directory.
+
+    Args:
+        out: the directory.
+        labels: of the methods; the first is what the others are compared with.
+        seeds: of the runs of each method.
+        limit: see ``Comparison``.
+
+    Raises:
+        RunError: a file cannot be read or parsed.
+    """
+    outcomes = {
+        label: {seed: read_outcome(run_path(out, label, seed)) for seed in seeds}
+        for label in labels
+    }
+    return Comparison(outcomes, limit)
 
 
 def read_outcome(run_dir: Path) -> Outcome:
