@@ -234,55 +234,65 @@ class RolloutGraph:
             num_trained=np.concatenate([self.num_trained, trained]),
         )
 
-    def split(self, v: int, offset: int) -> "RolloutGraph":
-        """This graph with the edge to ``v`` cut in two.
+    def split(self, places: Sequence[tuple[int, int]]) -> "RolloutGraph":
+        """This graph with edges cut inside, each cut a new node of its own.
 
-        The new node stands right before ``v``, which moves one place back, with all behind it. It
-        has a new id, and neither key nor text nor embedding nor step score.
+        The j-th new node, in the order of ``places``, stands at position v + j: right before the
+        node whose edge it cuts, and all behind it move back. It has a new id, and neither key nor
+        text nor embedding nor step score.
 
         Args:
-            v: position of a node below the root, with known tokens.
-            offset: tokens of the edge that lead to the new node, 1 to all but one.
+            places: (v, offset) in ascending order, each once: the position of a node below the
+                root, and after how many tokens of the edge to it to cut.
 
         Raises:
-            GraphError: there is nothing to cut at ``offset``.
+            GraphError: there is nothing to cut at a place.
         """
-        start, end = int(self.offsets[v]), int(self.offsets[v + 1])
-        if v == 0 or not self.has_tokens[v] or not 0 < offset < end - start:
+        nodes = np.array([v for v, _ in places], np.int64)
+        cuts = np.array([offset for _, offset in places], np.int64)
+        lengths = np.diff(self.offsets)
+        wrong = (nodes < 1) | ~self.has_tokens[nodes] | (cuts < 1) | (cuts >= lengths[nodes])
+        if wrong.any():
+            v, offset = places[int(np.argmax(wrong))]
             raise GraphError(
                 f"graph {self.id!r}, node {self.node_ids[v]}: cannot be cut after {offset} tokens"
             )
-        shift = np.where(np.arange(self.num_nodes) >= v, 1, 0)
-        moved = np.where(self.parent >= 0, self.parent + shift[self.parent], -1)
-        moved[v] = v
-        below = np.zeros(self.num_nodes, np.bool_)
-        below[v] = True
-        for u in range(v + 1, self.num_nodes):
-            below[u] = self.parent[u] >= 0 and below[self.parent[u]]
-        trained = int(self.loss_mask[start : start + offset].sum())
-        num_trained = np.insert(self.num_trained, v, trained)
-        num_trained[v + 1] -= trained
-        num_tokens = np.insert(self.num_tokens, v, offset)
-        num_tokens[v + 1] -= offset
+        old = np.arange(self.num_nodes) + np.searchsorted(nodes, np.arange(self.num_nodes), "right")
+        new = nodes + np.arange(len(nodes))
+        # Both parts of a cut edge hang in a row under what the whole edge hung under.
+        parent = np.empty(len(old) + len(new), np.int64)
+        parent[old] = np.where(self.parent >= 0, old[self.parent], -1)
+        above = parent[old[nodes]]
+        parent[new] = np.where(np.diff(nodes, prepend=-1) > 0, above, new - 1)
+        parent[old[nodes]] = old[nodes] - 1
+        depth = np.zeros(len(parent), np.int64)
+        for v in range(1, len(parent)):
+            depth[v] = depth[parent[v]] + 1
+        offsets = np.insert(self.offsets, nodes + 1, self.offsets[nodes] + cuts)
+        trained = np.concatenate([[0], np.cumsum(self.loss_mask)])[offsets]
+        first = int(self.node_ids.max()) + 1
         embeddings = self.embeddings
+        unchanged = np.ones(len(parent), np.bool_)
+        unchanged[new] = unchanged[old[nodes]] = False
+        num_tokens, num_trained = np.diff(offsets), np.diff(trained)
         return replace(
             self,
-            node_ids=np.insert(self.node_ids, v, self.node_ids.max() + 1),
-            parent=np.insert(moved, v, self.parent[v]),
-            depth=np.insert(self.depth + below, v, self.depth[v]),
-            terminal=np.insert(self.terminal, v, False),
-            reward=np.insert(self.reward, v, np.nan),
-            keys=(*self.keys[:v], None, *self.keys[v:]),
-            states=(*self.states[:v], None, *self.states[v:]),
-            embeddings=None if embeddings is None else np.insert(embeddings, v, 0.0, axis=0),
-            has_embedding=np.insert(self.has_embedding, v, False),
-            step_scores=np.insert(self.step_scores, v, np.nan),
-            tree=np.insert(self.tree, v, self.tree[v]),
+            node_ids=np.insert(self.node_ids, nodes, first + np.arange(len(nodes))),
+            parent=parent,
+            depth=depth,
+            terminal=np.insert(self.terminal, nodes, False),
+            reward=np.insert(self.reward, nodes, np.nan),
+            keys=_with_gaps(self.keys, old, len(parent)),
+            states=_with_gaps(self.states, old, len(parent)),
+            embeddings=None if embeddings is None else np.insert(embeddings, nodes, 0.0, axis=0),
+            has_embedding=np.insert(self.has_embedding, nodes, False),
+            step_scores=np.insert(self.step_scores, nodes, np.nan),
+            tree=np.insert(self.tree, nodes, self.tree[nodes]),
             given_classes=None,
-            offsets=np.insert(self.offsets, v + 1, start + offset),
-            has_tokens=np.insert(self.has_tokens, v, True),
-            num_tokens=num_tokens,
-            num_trained=num_trained,
+            offsets=offsets,
+            has_tokens=np.insert(self.has_tokens, nodes, True),
+            num_tokens=np.where(unchanged, np.insert(self.num_tokens, nodes, 0), num_tokens),
+            num_trained=np.where(unchanged, np.insert(self.num_trained, nodes, 0), num_trained),
         )
 
     @property
@@ -355,6 +365,16 @@ def _check_node(v: int, node: NewNode, terminal: BoolArray) -> None:
     absent = [x for x, trained in zip(node.logprobs, node.loss_mask, strict=True) if trained]
     if not np.isfinite(np.array(absent, np.float64)).all():
         raise GraphError(f"node {v}: a trained token without a finite log-probability")
+
+
+def _with_gaps(
+    values: tuple[str | None, ...], places: IntArray, length: int
+) -> tuple[str | None, ...]:
+    """The values at their new places, None between them."""
+    spread: list[str | None] = [None] * length
+    for place, value in zip(places.tolist(), values, strict=True):
+        spread[place] = value
+    return tuple(spread)
 
 
 def _extend(flat: NDArray[Scalar], pieces: Sequence[Sequence[float]]) -> NDArray[Scalar]:

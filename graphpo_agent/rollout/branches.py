@@ -1,7 +1,8 @@
 """From a method's plan to continuations: edges cut, counts within the budget, seeds."""
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graphpo_agent.graph.rollout_graph import RolloutGraph
@@ -41,39 +42,30 @@ def within_paths(graph: RolloutGraph, branches: Sequence[Branch], room: int | No
 
 
 def cut_edges(
-    graph: RolloutGraph,
-    branches: Sequence[Branch],
-    on_cut: Callable[[RolloutGraph, int, int], None],
-) -> tuple[RolloutGraph, list[Branch]]:
+    graph: RolloutGraph, branches: Sequence[Branch]
+) -> tuple[RolloutGraph, list[Branch], list[tuple[int, int]]]:
     """Cut every edge that a branch leaves from its inside; each place once.
 
-    Args:
-        graph: so far.
-        branches: of this graph.
-        on_cut: called before each cut with the graph, the node whose edge is cut and the offset;
-            the new node will stand at that node's place.
-
     Returns:
-        The graph with the new nodes, and the branches with nodes of it, none with an offset.
+        The graph with the new nodes, the branches with its positions and without offsets, and
+        where the edges of the graph before were cut (see ``RolloutGraph.split``).
     """
-    places = {(b.node, b.offset) for b in branches if b.offset is not None}
-    made: dict[tuple[int, int], int] = {}
-    ids = graph.node_ids
-    # From the end, so that what is still to be cut stays where it is.
-    for node, offset in sorted(places, reverse=True):
-        on_cut(graph, node, offset)
-        graph = graph.split(node, offset)
-        made[node, offset] = int(graph.node_ids[node])
-    position = {node_id: v for v, node_id in enumerate(graph.node_ids.tolist())}
+    places = sorted({(b.node, b.offset) for b in branches if b.offset is not None})
+    if not places:
+        return graph, list(branches), []
+    made = {place: place[0] + j for j, place in enumerate(places)}
+    nodes = [v for v, _ in places]
     moved = [
         replace(
             b,
-            node=position[int(ids[b.node]) if b.offset is None else made[b.node, b.offset]],
+            node=b.node + bisect_right(nodes, b.node)
+            if b.offset is None
+            else made[b.node, b.offset],
             offset=None,
         )
         for b in branches
     ]
-    return graph, moved
+    return graph.split(places), moved, places
 
 
 def continuations(

@@ -258,13 +258,16 @@ class Grower:
         one.ledger.saved += plan.saved
         one.ledger.reallocated += plan.reallocated
 
-        def on_cut(graph: RolloutGraph, v: int, offset: int) -> None:
-            before = one.states[graph.parent[v]]
-            one.states.insert(v, self.expander.cut(policy, before, one.states[v], offset))
-            one.statuses.insert(v, "ok")
-
-        branches = within_paths(one.graph, plan.branches, trajectories_left)
-        one.graph, branches = cut_edges(one.graph, branches, on_cut)
+        before = one.graph
+        branches = within_paths(before, plan.branches, trajectories_left)
+        one.graph, branches, places = cut_edges(before, branches)
+        states = [
+            self.expander.cut(policy, one.states[before.parent[v]], one.states[v], offset)
+            for v, offset in places
+        ]
+        for j, (v, _) in enumerate(places):
+            one.states.insert(v + j, states[j])
+            one.statuses.insert(v + j, "ok")
         return continuations(one.graph, branches, seed_parts)
 
     async def _sample(

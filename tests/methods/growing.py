@@ -166,7 +166,7 @@ def _cut(graph: RolloutGraph, branches: Sequence[Branch]) -> tuple[RolloutGraph,
         start = int(graph.offsets[node])
         kept, after = graph.loss_mask[start + offset - 1], graph.loss_mask[start + offset]
         assert kept and after, "a cut between tokens that the policy did not sample"
-        graph = graph.split(node, offset)
+        graph = graph.split([(node, offset)])
         made[node, offset] = int(graph.node_ids[node])
     place = {int(v): i for i, v in enumerate(graph.node_ids)}
     starts = [

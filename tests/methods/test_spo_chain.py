@@ -326,7 +326,7 @@ def test_agrees_with_the_authors_code(example, segment: int) -> None:
     for branch, rewards in list(zip(plan.branches, example["rewards"], strict=True))[::-1]:
         v = branch.node
         if branch.offset is not None:
-            graph = graph.split(v, branch.offset)
+            graph = graph.split([(v, branch.offset)])
         graph = graph.append([rollout(v, r) for r in rewards])
     credit = credit_of(graph)
     assert credit.untrained is not None

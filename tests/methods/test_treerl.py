@@ -349,7 +349,7 @@ def state_after(graph: RolloutGraph, prefix: list[int]) -> tuple[RolloutGraph, i
             return graph, v
         before = len(reached) - int(graph.num_tokens[v])
         if v and before < len(prefix) < len(reached) and reached[: len(prefix)] == prefix:
-            return graph.split(v, len(prefix) - before), v
+            return graph.split([(v, len(prefix) - before)]), v
     raise AssertionError("no such prefix")
 
 
