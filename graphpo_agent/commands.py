@@ -21,7 +21,7 @@ from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.evals.heldout import evaluate
 from graphpo_agent.graph.jsonl import graph_to_json
-from graphpo_agent.memory import describe_memory
+from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.run_dir import (
@@ -79,7 +79,7 @@ def _print_memory(config: RunConfig) -> None:
         lines = describe_memory(config)
     except ModelError as error:
         lines = [f"memory: not known yet: {error}"]
-    print("\n".join(f"# {line}" for line in lines))
+    print("\n".join(f"# {line}" for line in [*lines, *describe_budget(config)]))
 
 
 def sft(config_path: str, overrides: Sequence[str]) -> int:

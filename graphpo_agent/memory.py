@@ -4,6 +4,7 @@ import torch
 
 from graphpo_agent.build import compute_options, device_of, gib
 from graphpo_agent.config import (
+    BudgetConfig,
     LocalEngineConfig,
     RunConfig,
     SegmentMode,
@@ -18,9 +19,12 @@ from graphpo_agent.config_methods import (
     PrmMethod,
     ProsMethod,
     SpoChainMethod,
+    SpoTreeMethod,
     TreeGrpoMethod,
+    TreeMethod,
     TreePOMethod,
     TreeRLMethod,
+    TreeRpoMethod,
 )
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
@@ -34,7 +38,28 @@ from graphpo_agent.engines.local.model import model_without_weights, usable_devi
 from graphpo_agent.engines.local.packing import block_length
 from graphpo_agent.graph.budget import branching_at
 
-__all__ = ["describe_memory", "memory_of"]
+__all__ = ["describe_budget", "describe_memory", "memory_of"]
+
+_TREES = (GraphPOMethod, SpoTreeMethod, TreeMethod, TreeRpoMethod)
+_MUCH = 4
+"""Paths end long before their limit as a rule; a structure is too large from here on."""
+
+
+def describe_budget(config: RunConfig) -> list[str]:
+    """A line where a tree is far too wide for its prompt's budget; it grows layer by layer."""
+    tokens, method = config.budget.tokens, config.method
+    if tokens is None or not isinstance(method, _TREES):
+        return []
+    sampled, _ = _edge_tokens(config)
+    edges, paths = _most_edges(config.model_copy(update={"budget": BudgetConfig()}))
+    wanted = min(edges * sampled, paths * config.mode.max_response_tokens)
+    if wanted <= _MUCH * tokens:
+        return []
+    return [
+        f"budget: schedule {list(method.schedule)} makes up to {paths:,} paths and {wanted:,} "
+        f"tokens a prompt, and budget.tokens is {tokens:,}: most paths will be cut before they "
+        "end; take a smaller schedule or a larger budget"
+    ]
 
 
 def describe_memory(config: RunConfig) -> list[str]:
@@ -88,14 +113,28 @@ def _vllm_bytes(engine: VllmEngineConfig, weight_bytes: int, device: torch.devic
 
 def _graph_tokens(config: RunConfig) -> int:
     """The most tokens that one graph can have, its prompt left out: every edge at its limit."""
-    mode, method, state = config.mode, config.method, config.state
+    edges, paths = _most_edges(config)
+    tokens = min(edges * sum(_edge_tokens(config)), paths * config.mode.max_response_tokens)
+    if isinstance(config.state, SummaryState) and isinstance(config.method, GraphPOMethod):
+        tokens += edges * config.state.max_summary_tokens
+    return tokens
+
+
+def _edge_tokens(config: RunConfig) -> tuple[int, int]:
+    """The most sampled and observed tokens of an edge."""
+    mode = config.mode
     if isinstance(mode, SegmentMode):
-        sampled, observed = mode.segment_length, 0
-        layers = -(-mode.max_response_tokens // sampled)
-    else:
-        sampled, observed = mode.max_turn_tokens, mode.max_observation_tokens
-        layers = mode.max_turns
-    schedule, budget = _schedule(method, mode.max_response_tokens), config.budget
+        return mode.segment_length, 0
+    return mode.max_turn_tokens, mode.max_observation_tokens
+
+
+def _most_edges(config: RunConfig) -> tuple[int, int]:
+    """The most edges and paths that one graph can have."""
+    mode, budget = config.mode, config.budget
+    sampled, _ = _edge_tokens(config)
+    in_segments = isinstance(mode, SegmentMode)
+    layers = -(-mode.max_response_tokens // sampled) if in_segments else mode.max_turns
+    schedule = _schedule(config.method, mode.max_response_tokens)
     edges, width = 0, 1
     for layer in range(1, layers + 1):
         if budget.tokens is not None and edges * sampled >= budget.tokens:
@@ -103,10 +142,7 @@ def _graph_tokens(config: RunConfig) -> int:
         width *= branching_at(schedule, layer)
         width = min(width, budget.trajectories or width)
         edges += width
-    tokens = min(edges * (sampled + observed), width * mode.max_response_tokens)
-    if isinstance(state, SummaryState) and isinstance(method, GraphPOMethod):
-        tokens += edges * state.max_summary_tokens
-    return tokens
+    return edges, width
 
 
 def _schedule(method: MethodConfig, response_tokens: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from graphpo_agent.config_file import dump_config
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.memory import describe_memory
+from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
@@ -66,7 +66,7 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         console: where progress is shown.
     """
     set_threads(config.threads)
-    memory = describe_memory(config)
+    memory = [*describe_memory(config), *describe_budget(config)]
     setup = prepare(config)
     if resume is None:
         run = RunDirectory.create(

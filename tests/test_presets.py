@@ -84,6 +84,17 @@ def test_a_further_file_replaces_a_method_of_another_name_and_merges_the_rest() 
     assert config.update.clip_high == 0.28
 
 
+def test_a_tree_too_wide_for_its_budget_is_told_before_the_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    preset = ["train", str(REACH), str(ROOT / "configs/methods/graphpo/paper.yaml"), "--dry-run"]
+    for budget, told in ((256, True), (2000, False)):
+        assert main([*preset, f"budget.tokens={budget}"]) == 0
+        # 2 + 10 + 40 + 80 edges of 8 tokens
+        line = "budget: schedule [2, 5, 4, 2, 2] makes up to 80 paths and 1,056 tokens a prompt"
+        assert (line in capsys.readouterr().out) == told
+
+
 def test_a_preset_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(KB), "configs/methods/none.yaml", "--dry-run"]) == 2
     assert capsys.readouterr().err == (
