@@ -129,18 +129,20 @@ def _edge_tokens(config: RunConfig) -> tuple[int, int]:
 
 
 def _most_edges(config: RunConfig) -> tuple[int, int]:
-    """The most edges and paths that one graph can have."""
+    """The most edges and paths that one graph can have, all at their limits."""
     mode, budget = config.mode, config.budget
     sampled, _ = _edge_tokens(config)
     in_segments = isinstance(mode, SegmentMode)
     layers = -(-mode.max_response_tokens // sampled) if in_segments else mode.max_turns
+    if budget.tokens is not None:
+        edges = -(-budget.tokens // sampled)
+        return edges, edges
+    if budget.trajectories is not None:
+        return budget.trajectories * layers, budget.trajectories
     schedule = _schedule(config.method, mode.max_response_tokens)
     edges, width = 0, 1
     for layer in range(1, layers + 1):
-        if budget.tokens is not None and edges * sampled >= budget.tokens:
-            break
         width *= branching_at(schedule, layer)
-        width = min(width, budget.trajectories or width)
         edges += width
     return edges, width
 

@@ -19,7 +19,14 @@ from typing import Any
 
 from graphpo_agent.errors import RunError
 
-__all__ = ["Progress", "RunDirectory", "check_output", "command_line", "read_json", "write_atomically"]
+__all__ = [
+    "Progress",
+    "RunDirectory",
+    "check_output",
+    "command_line",
+    "read_json",
+    "write_atomically",
+]
 
 _PACKAGES = ("graphpo-agent", "torch", "transformers", "tokenizers", "numpy", "bm25s")
 

@@ -195,14 +195,16 @@ def told(world, output, *overrides):
 @pytest.mark.parametrize(
     ("method", "edges"),
     [
-        ("{name: tree, schedule: [2, 3]}", 2 + 6 + 6),
-        ("{name: tree, schedule: [2, 3], max_tokens: 25}", 2 + 6),
-        ("{name: grpo, group_size: 4}", 3 * 4),
+        (["method={name: tree, schedule: [2, 3]}"], 2 + 6 + 6),
+        (["method={name: tree, schedule: [2, 3]}", "budget.tokens=75"], 8),
+        (["method={name: tree, schedule: [2, 3]}", "budget.trajectories=5"], 3 * 5),
+        (["method={name: grpo, group_size: 4}"], 3 * 4),
+        (["method={name: treerl, trees: 2}"], 3 * 2 * (1 + 2 * 2)),
     ],
 )
 def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, method, edges):
     run = (
-        f"method={method}",
+        *method,
         "mode={kind: segment, segment_length: 10, max_response_tokens: 30}",
         "model.device=cpu",
         "engine={kind: local, max_batch_gib: 0.5}",
