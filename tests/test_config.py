@@ -101,7 +101,9 @@ def test_the_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     assert load_config(RunConfig, path) == config
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("[!m]*/*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("[!m]*/*.yaml")), ids=lambda p: p.stem
+)
 def test_every_shipped_configuration_loads(path: Path) -> None:
     load_config(SftConfig if path.stem.endswith("_sft") else RunConfig, path)
 
