@@ -30,7 +30,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     toy = actions.add_parser(
         "toy", help="a generated world: tasks, demonstrations, corpus, untrained policy"
     )
-    toy.add_argument("world", choices=["kb", "reach"])
+    toy.add_argument("world", choices=["kb", "hops", "reach", "trace"])
     toy.add_argument("output", help="the directory that receives it")
     toy.add_argument("knobs", nargs="*", help="difficulty and sizes: hops=1 seed=3 …")
     toy.set_defaults(run=_toy)

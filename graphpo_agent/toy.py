@@ -9,9 +9,12 @@ from typing import Any
 import yaml
 
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
-from graphpo_agent.data.toy_kb import KbWriting, kb_phrases, make_kb
+from graphpo_agent.data.toy_hops import hops_phrases, make_hops
+from graphpo_agent.data.toy_kb import kb_phrases, make_kb
 from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
+from graphpo_agent.data.toy_search import SearchWriting
+from graphpo_agent.data.toy_trace import make_trace, trace_phrases
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.rollout.dialects.base import Dialect, ToolCall
 from graphpo_agent.rollout.dialects.hermes import HermesDialect
@@ -21,16 +24,23 @@ from graphpo_agent.types import Document, Finding, Piece, ToolResult
 __all__ = ["WRITINGS", "make_toy"]
 
 _MODEL_KNOBS = ("hidden_size", "num_layers", "num_heads", "max_context_tokens")
+_WORLDS: Mapping[str, tuple[Callable[..., None], Callable[..., tuple[str, ...]]]] = {
+    "kb": (make_kb, kb_phrases),
+    "hops": (make_hops, hops_phrases),
+    "reach": (make_reach, reach_phrases),
+    "trace": (make_trace, trace_phrases),
+}
+"""How each is made, and the phrases of its texts; some need the same arguments."""
 
 
 def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
     """Write a world and ``untrained/``, a random Qwen2 with a tokenizer for it.
 
     Args:
-        world: ``kb`` or ``reach``.
+        world: ``kb``, ``hops``, ``reach`` or ``trace``.
         directory: receives train, held-out and demonstration files (and corpus and index).
-        knobs: ``name=value``; parameters of ``make_kb`` or ``make_reach``, and of the model
-            hidden_size, num_layers, num_heads, max_context_tokens. For kb also
+        knobs: ``name=value``; parameters of the world's ``make_...``, and of the model
+            hidden_size, num_layers, num_heads, max_context_tokens. For kb and hops also
             ``dialect=search_r1`` or ``dialect=hermes``, in which the demonstrations are written.
 
     Returns:
@@ -39,26 +49,24 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
     Raises:
         ConfigError: a knob that the world does not have.
     """
-    make: Callable[..., None] = make_kb if world == "kb" else make_reach
+    make, phrases = _WORLDS[world]
     known = {
         name: parameter.annotation
         for source in (make, make_toy_model)
         for name, parameter in inspect.signature(source).parameters.items()
         if parameter.annotation in (int, float)
     }
-    writing, knobs = _writing(world, knobs)
+    searches = "writing" in inspect.signature(make).parameters
+    writing, knobs = _writing(knobs) if searches else (WRITINGS["search_r1"], knobs)
     values = dict(_knob(knob, known) for knob in knobs)
     model = {name: values.pop(name) for name in _MODEL_KNOBS if name in values}
-    if world == "kb":
-        make_kb(directory, writing=writing, **values)
-        phrases = kb_phrases(writing)
-    else:
-        make_reach(directory, **values)
-        phrases = reach_phrases(values["limit"]) if "limit" in values else reach_phrases()
+    arguments = {**values, "writing": writing} if searches else values
+    make(directory, **arguments)
+    named = inspect.signature(phrases).parameters
     return make_toy_model(
         directory / "untrained",
         _texts(directory, writing),
-        phrases=phrases,
+        phrases=phrases(**{name: arguments[name] for name in named if name in arguments}),
         seed=values.get("seed", 0),
         **model,
     )
@@ -77,11 +85,11 @@ def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     return name, number
 
 
-def _writing(world: str, knobs: Sequence[str]) -> tuple[KbWriting, list[str]]:
+def _writing(knobs: Sequence[str]) -> tuple[SearchWriting, list[str]]:
     """The writing that a ``dialect`` knob names, Search-R1's without one, and the other knobs."""
     dialect, others = "search_r1", list[str]()
     for knob in knobs:
-        if world == "kb" and knob.startswith("dialect="):
+        if knob.startswith("dialect="):
             dialect = knob.removeprefix("dialect=")
         else:
             others.append(knob)
@@ -103,12 +111,12 @@ def _observer(dialect: Dialect) -> Callable[[str, Sequence[Document]], Piece]:
 
 _HERMES_CALL = ('\n<tool_call>\n{"name": "search", "arguments": {"query": "', '"}}\n</tool_call>')
 WRITINGS = {
-    "search_r1": KbWriting(
+    "search_r1": SearchWriting(
         write_search=lambda query: f"<search> {query}</search>",
         write_observation=_observer(SearchR1Dialect()),
         phrases=("<search>", "</search>", "<information>", "</information>"),
     ),
-    "hermes": KbWriting(
+    "hermes": SearchWriting(
         write_search=lambda query: f"{_HERMES_CALL[0]} {query}{_HERMES_CALL[1]}",
         write_observation=_observer(HermesDialect({}, system_prompt="", documents="search_r1")),
         phrases=(*_HERMES_CALL, "<tool_response>\n", "\n</tool_response>", "user\n", "assistant\n"),
@@ -116,7 +124,7 @@ WRITINGS = {
 }
 
 
-def _texts(directory: Path, writing: KbWriting) -> Iterator[str]:
+def _texts(directory: Path, writing: SearchWriting) -> Iterator[str]:
     """Everything the policy will read or write, for its tokenizer."""
     for name in ("train.jsonl", "heldout.jsonl"):
         for task in load_tasks(directory / name):

@@ -10,34 +10,24 @@ learned by heart helps there.
 
 A demonstrated turn thinks ``first Lita Bosdal born . second Domi Wornal rival`` and then searches
 ``Domi Wornal rival``: what the fact just found leads to, and then the plan. How turns and replies
-are written is the dialect's (``KbWriting``).
+are written is the dialect's (``SearchWriting``).
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from graphpo_agent.data.jsonl import write_rows
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
+from graphpo_agent.data.toy_search import MOST_NAMES, SearchWriting, draw_names
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.types import Demonstration, Document, Piece, Task
+from graphpo_agent.types import Demonstration, Piece, Task
 from retrievers.bm25 import Bm25Retriever, build_bm25
 
-__all__ = ["KbWriting", "kb_phrases", "make_kb"]
+__all__ = ["kb_phrases", "make_kb"]
 
-FIRST_NAMES = [
-    a + b
-    for a, b in product(["Ka", "Li", "Do", "Me", "Su", "Ta", "Ri", "No"], ["ro", "mi", "na", "vi"])
-]
-LAST_NAMES = [
-    a + b
-    for a, b in product(
-        ["Ven", "Bos", "Har", "Gul", "Pim", "Zed", "Fas", "Wor"], ["ner", "dal", "kin", "ton"]
-    )
-]
 RELATIONS = ["mentor", "rival", "partner", "cousin", "neighbor", "teacher"]
 ATTRIBUTES = ["born", "wed", "moved", "retired"]
 DISTRACTORS = ["tailor", "banker", "lawyer", "baker", "driver", "painter", "gardener", "cook"]
@@ -106,24 +96,7 @@ class Demonstrator:
     max_turns: int
 
 
-@dataclass(frozen=True, slots=True)
-class KbWriting:
-    """How demonstrations are written in one dialect.
-
-    Attributes:
-        write_search: from a query to the action that asks for it.
-        write_observation: from a query and what it found to the reply.
-        phrases: strings of this dialect that a toy tokenizer makes one token each.
-
-    Example: ``write_search("Karo Venner mentor") == "<search> Karo Venner mentor</search>"``
-    """
-
-    write_search: Callable[[str], str]
-    write_observation: Callable[[str, Sequence[Document]], Piece]
-    phrases: tuple[str, ...]
-
-
-def kb_phrases(writing: KbWriting) -> tuple[str, ...]:
+def kb_phrases(writing: SearchWriting) -> tuple[str, ...]:
     """Strings of the transcript that a toy tokenizer makes one token each."""
     years = (f" {year}" for year in YEARS)
     answer = ("<answer>", "</answer>")
@@ -133,7 +106,7 @@ def kb_phrases(writing: KbWriting) -> tuple[str, ...]:
 def make_kb(
     directory: Path,
     *,
-    writing: KbWriting,
+    writing: SearchWriting,
     seed: int = 0,
     num_train: int = 4000,
     num_heldout: int = 400,
@@ -175,7 +148,7 @@ def make_kb(
     """
     _check(num_entities, num_chains, hops, num_distractors, max_turns)
     rng = random.Random(f"kb {seed}")
-    train_names, heldout_names = _draw_names(rng, num_entities)
+    train_names, heldout_names = draw_names(rng, num_entities)
     relations = (*RELATIONS, *DISTRACTORS[:num_distractors])
     facts = {
         **_draw_facts(rng, train_names, relations),
@@ -206,9 +179,10 @@ def make_kb(
 def _check(
     num_entities: int, num_chains: int, hops: int, num_distractors: int, max_turns: int
 ) -> None:
-    most = len(FIRST_NAMES) * len(LAST_NAMES)
-    if not 60 <= num_entities <= most:
-        raise ConfigError(f"kb world: num_entities must be in [60, {most}], found {num_entities}")
+    if not 60 <= num_entities <= MOST_NAMES:
+        raise ConfigError(
+            f"kb world: num_entities must be in [60, {MOST_NAMES}], found {num_entities}"
+        )
     if num_chains not in (1, 2):
         raise ConfigError(f"kb world: num_chains must be 1 or 2, found {num_chains}")
     if hops < 1:
@@ -219,21 +193,6 @@ def _check(
         )
     if max_turns < 2:
         raise ConfigError(f"kb world: max_turns must be at least 2, found {max_turns}")
-
-
-def _draw_names(rng: random.Random, num_entities: int) -> tuple[list[str], list[str]]:
-    """Training and held-out names; every piece of a held-out name is in a training name."""
-    names = [f"{first} {last}" for first, last in product(FIRST_NAMES, LAST_NAMES)]
-    rng.shuffle(names)
-    drawn = names[:num_entities]
-    known: set[str] = set()
-    train: list[str] = []
-    heldout: list[str] = []
-    for name in drawn:
-        enough = len(heldout) >= num_entities // 6
-        (train if enough or not known.issuperset(name.split()) else heldout).append(name)
-        known.update(name.split())
-    return train, heldout
 
 
 def _draw_facts(
@@ -350,7 +309,7 @@ def _demonstrate(
 def _observations(
     index: Path,
     solutions: Sequence[Solution],
-    writing: KbWriting,
+    writing: SearchWriting,
 ) -> dict[Search, Piece]:
     """What the agent reads after each search that some demonstration makes."""
     searches = sorted({search for solution in solutions for _, search in solution.turns})
@@ -368,7 +327,7 @@ def _demonstration(
     identifier: str,
     chains: Sequence[Chain],
     solution: Solution,
-    writing: KbWriting,
+    writing: SearchWriting,
     observe: Mapping[Search, Piece],
 ) -> Demonstration:
     pieces: list[Piece] = []

@@ -6,9 +6,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
+from graphpo_agent.data.toy_hops import hops_phrases, make_hops
 from graphpo_agent.data.toy_kb import kb_phrases, make_kb
 from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
+from graphpo_agent.data.toy_trace import make_trace, trace_phrases
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.toy import WRITINGS
 
@@ -119,6 +121,38 @@ def test_a_line_of_reach_has_four_tokens(tmp_path):
             "from",
             *(f" {word}" for word in task.question.split()[1:]),
         ]
+
+
+def test_a_line_of_trace_has_four_tokens(tmp_path):
+    make_trace(tmp_path, num_train=200, num_heldout=100, num_demonstrations=300)
+    make_toy_model(tmp_path / "model", texts_of(tmp_path), phrases=trace_phrases(), hidden_size=32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    for demonstration in load_demonstrations(tmp_path / "demonstrations.jsonl")[:50]:
+        [piece] = demonstration.pieces
+        assert pieces(tokenizer, piece.text) == [f" {word}" for word in piece.text.split()]
+        assert len(pieces(tokenizer, piece.text)) == 16 * 4 - 1
+    for task in load_tasks(tmp_path / "heldout.jsonl"):
+        words = task.question.split()
+        assert pieces(tokenizer, task.question) == ["from", *(f" {word}" for word in words[1:])]
+
+
+def test_every_word_of_a_hops_transcript_is_one_token(tmp_path):
+    sizes = {"num_train": 500, "num_heldout": 100, "num_demonstrations": 500, "num_entities": 120}
+    make_hops(tmp_path, writing=WRITING, **sizes)
+    phrases = hops_phrases(WRITING)
+    make_toy_model(tmp_path / "model", texts_of(tmp_path), phrases=phrases, hidden_size=32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    for demonstration in load_demonstrations(tmp_path / "demonstrations.jsonl")[:50]:
+        for piece in demonstration.pieces:
+            words = re.sub(r"</?\w+>", r" \g<0> ", piece.text).split()
+            tokens = pieces(tokenizer, piece.text)
+            if piece.trained:
+                assert [token.strip() for token in tokens] == words and len(words) <= 9
+            else:
+                assert len(tokens) <= 15
+    for task in load_tasks(tmp_path / "heldout.jsonl"):
+        words = task.question.removeprefix("who: ").split()
+        assert pieces(tokenizer, task.question)[2:] == [f" {word}" for word in words]
 
 
 def test_a_width_that_the_heads_do_not_divide_is_refused(tmp_path):

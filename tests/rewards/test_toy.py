@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,15 @@ from hypothesis import strategies as st
 from graphpo_agent.errors import DataError
 from graphpo_agent.rewards.toy import (
     ReachProgress,
+    TraceProgress,
     facts_key,
+    hops_key,
     reach_key,
     reach_progress,
     reach_reward,
+    trace_key,
+    trace_progress,
+    trace_reward,
 )
 from graphpo_agent.types import Document, Outcome, PathState, Task
 
@@ -20,15 +26,28 @@ REACH = Task(
     ("23",),
     {"start": 7, "target": 23, "operations": ["*2", "+3", "-4"], "limit": 30},
 )
+TRACE = Task(
+    "t",
+    "from 7 : +1 *2 -2",
+    ("14",),
+    {"start": 7, "operations": ["+1", "*2", "-2"], "limit": 20},
+)
 FACTS = Task("k", "when: x", ("1987",), {"gold_documents": ["4", "12"]})
+HOPS = Task(
+    "h",
+    "who: Karo Venner mentor rival",
+    ("Domi Wornal",),
+    {"gold_documents": ["5", "8"], "outdated": ["4", None]},
+)
 
 
 def reward(response):
     return reach_reward(REACH, Outcome(response))
 
 
-def state(task, response="", answer=None, found=()):
-    memory = SimpleNamespace(documents_found=tuple(Document(id_, "") for id_ in found))
+def state(task, response="", answer=None, found=(), turns=()):
+    documents = tuple(Document(id_, "") for id_ in found)
+    memory = SimpleNamespace(documents_found=documents, turns=tuple(turns))
     return PathState(task, SimpleNamespace(num_tokens=0), 0, 0, response, answer, memory)
 
 
@@ -137,6 +156,84 @@ def test_answers_with_the_same_last_number_have_the_same_key():
     )
 
 
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        (" +1 = 8 ; *2 = 16 ; -2 = 14", 1.0),
+        ("+1 = 8;*2 = 16 ;\n-2  =  14  ", 1.0),
+        (" +1 = 9 ; *2 = 18 ; -2 = 14", 1.0),  # the wrong results cancel each other
+        (" +1 = 8 ; *2 = 16 ; -2 = 15", 0.0),
+        (" +1 = 8 ; *2 = 16 ; -2 = 14 ;", 0.0),  # not stopped
+        (" +1 = 8 ; *2 = 14", 0.0),  # a line is missing
+        (" +1 = 8 ; *2 = 16 ; -2 = 14 ; -2 = 14", 0.0),  # one too many
+        (" *2 = 14 ; +1 = 15 ; -2 = 14", 0.0),  # another order
+        (" +3 = 8 ; *2 = 16 ; -2 = 14", 0.0),
+        (" +1 = 8 ; oh ; -2 = 14", 0.0),
+        (" +1 = 8 ; *2 = 20 ; -2 = 14", 0.0),  # numbers are below 20
+        (" +1 = 8 ; *2 = 16 ; -2", 0.0),
+        (" +1 = 8 ; *2 = 16 ; -2 = 14 14", 0.0),
+        ("14", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_trace_is_right_with_all_its_lines_and_the_right_last_number(response, right):
+    assert trace_reward(TRACE, Outcome(response)) == right
+
+
+@given(
+    lines=st.lists(
+        st.sampled_from([" +1 = 8", " *2 = 16", " -2 = 14", " +1 = 9", " *2 = 20", " x", ""]),
+        max_size=5,
+    ),
+    cut=st.integers(0, 60),
+)
+def test_trace_progress_agrees_with_following_the_lines_one_by_one(lines, cut):
+    text = "".join(f"{line} ;" for line in lines)[:cut]
+    *finished, pending = text.split(";")
+    number = 7
+    for row, line in enumerate(finished):
+        words = line.split()
+        asked = dict(enumerate(["+1", "*2", "-2"])).get(row)
+        fits = len(words) == 3 and words[0] == asked and words[2] in map(str, range(20))
+        number = int(words[2]) if fits and number is not None else None
+    assert trace_progress(TRACE, text) == TraceProgress(len(finished), number, pending.strip())
+
+
+@given(st.text(max_size=60) | st.text("+-*123478; =", max_size=60))
+def test_no_text_breaks_the_trace_verifier(response):
+    assert trace_reward(TRACE, Outcome(response)) in (0.0, 1.0)
+    assert isinstance(trace_key(state(TRACE, response)), str)
+
+
+def test_trace_keys_are_the_line_and_the_number_however_it_came_about():
+    texts = [
+        "",
+        " +1",
+        " +1 = 8",
+        " +1 = 8 ;",
+        " +1 = 9 ;",
+        " +1 = 9 ; *2 = 16 ;",  # a wrong line that comes back to the right number
+        " +1 = 8 ; *2 = 16 ;",
+        " +1 = 8 ; *2 = 16 ; -2",
+        " +1 = 8 ; *2 = 16 ; -2 = 14",
+        " oh ; *2 = 16 ;",
+        " *2 = 14 ;",
+    ]
+    assert [trace_key(state(TRACE, text)) for text in texts] == [
+        "0 7",
+        "0 7 +1",
+        "1 8 .",
+        "1 8",
+        "1 9",
+        "2 16",
+        "2 16",
+        "2 16 -2",
+        "3 14 .",
+        "2 None",
+        "1 None",
+    ]
+
+
 def test_facts_are_a_set_of_gold_documents_and_a_normalised_answer():
     key = facts_key(state(FACTS, found=("12", "99", "4")))
     assert key == facts_key(state(FACTS, found=("4", "12"))) == '["when: x", ["12", "4"], null]'
@@ -146,8 +243,29 @@ def test_facts_are_a_set_of_gold_documents_and_a_normalised_answer():
     assert answered != facts_key(state(FACTS, answer="", found=("4",)))
 
 
+def test_a_hop_is_known_by_its_present_document_once_those_before_it_are_known():
+    def key(found, turns=("<search> q</search>",)):
+        question, known, asked, last = json.loads(hops_key(state(HOPS, found=found, turns=turns)))
+        assert question == HOPS.question
+        return known, asked, last
+
+    search = "<search> q</search>"
+    assert key((), ()) == (0, False, None)
+    assert key(()) == (0, False, search)
+    assert key(("4",)) == (0, True, search)  # outdated
+    assert key(("4", "5")) == key(("99", "5")) == (1, False, search)
+    assert key(("8",)) == (0, False, search)  # by luck, before the first hop
+    assert key(("8", "5", "4")) == key(("5", "8")) == (2, False, search)
+    answered = key(("5", "8"), (search, " <answer> Domi Wornal</answer>"))
+    assert answered == (2, False, "<answer> Domi Wornal</answer>")
+
+
 def test_tasks_of_another_world_are_refused_by_name():
     with pytest.raises(DataError, match=r"task k: field 'metadata.start' is missing"):
         reach_reward(FACTS, Outcome(""))
     with pytest.raises(DataError, match=r"task r: field 'metadata.gold_documents' is missing"):
         facts_key(state(REACH))
+    with pytest.raises(DataError, match=r"task k: field 'metadata.outdated' is missing"):
+        hops_key(state(FACTS))
+    with pytest.raises(DataError, match=r"task k: field 'metadata.start' is missing"):
+        trace_key(state(FACTS))
