@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from graphpo_agent.cli_data import add_data_verbs
 from graphpo_agent.errors import GraphPOError
 from graphpo_agent.methods import METHODS
 
 __all__ = ["main"]
+
+T = TypeVar("T", int, float)
 
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
@@ -258,11 +260,18 @@ def _count(text: str) -> int:
 
 
 def _whole_or_none(text: str) -> int | None:
-    return None if text == "none" else int(text)
+    return None if text == "none" else _number(text, int)
 
 
 def _number_or_none(text: str) -> float | None:
-    return None if text == "none" else float(text)
+    return None if text == "none" else _number(text, float)
+
+
+def _number(text: str, kind: type[T]) -> T:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor none") from None
 
 
 def _score(options: argparse.Namespace) -> int:

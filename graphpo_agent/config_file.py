@@ -26,8 +26,8 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
         kind: ``RunConfig`` or ``SftConfig``.
         path: the file.
         overrides: in order, each ``a.b=value``, whose value is YAML (``method.schedule=[6,2]``), or
-            another file, whose keys replace those before (``configs/methods/dapo/…``). A mapping
-            of another ``name`` or ``kind`` is replaced as a whole.
+            another file, whose keys replace those before (``configs/methods/dapo/…``); a mapping
+            that says its ``name`` or ``kind`` stands for itself.
 
     Raises:
         ConfigError: one line naming the file or override, the key, and what is wrong.
@@ -79,14 +79,10 @@ def _merge(data: dict[str, Any], more: Mapping[str, Any]) -> None:
     """Put the keys of one configuration over those of another."""
     for key, value in more.items():
         known = data.get(key)
-        if isinstance(known, dict) and isinstance(value, dict) and not _is_another(known, value):
+        if isinstance(known, dict) and isinstance(value, dict) and not {"name", "kind"} & {*value}:
             _merge(known, value)
         else:
             data[key] = value
-
-
-def _is_another(known: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    return any(name in value and value[name] != known.get(name) for name in ("name", "kind"))
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

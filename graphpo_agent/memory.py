@@ -19,12 +19,9 @@ from graphpo_agent.config_methods import (
     PrmMethod,
     ProsMethod,
     SpoChainMethod,
-    SpoTreeMethod,
     TreeGrpoMethod,
-    TreeMethod,
     TreePOMethod,
     TreeRLMethod,
-    TreeRpoMethod,
 )
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
@@ -40,15 +37,18 @@ from graphpo_agent.graph.budget import branching_at
 
 __all__ = ["describe_budget", "describe_memory", "memory_of"]
 
-_TREES = (GraphPOMethod, SpoTreeMethod, TreeMethod, TreeRpoMethod)
+_CHAINS = (DapoMethod, GrpoMethod, PrmMethod, ProsMethod)
 _MUCH = 4
 """Paths end long before their limit as a rule; a structure is too large from here on."""
 
 
 def describe_budget(config: RunConfig) -> list[str]:
-    """A line where a tree is far too wide for its prompt's budget; it grows layer by layer."""
+    """A line where a method's structure is far too large for its prompt's budget.
+
+    Chains are not meant: no more of them begin than can end.
+    """
     tokens, method = config.budget.tokens, config.method
-    if tokens is None or not isinstance(method, _TREES):
+    if tokens is None or isinstance(method, _CHAINS):
         return []
     sampled, _ = _edge_tokens(config)
     edges, paths = _most_edges(config.model_copy(update={"budget": BudgetConfig()}))
@@ -56,9 +56,9 @@ def describe_budget(config: RunConfig) -> list[str]:
     if wanted <= _MUCH * tokens:
         return []
     return [
-        f"budget: schedule {list(method.schedule)} makes up to {paths:,} paths and {wanted:,} "
-        f"tokens a prompt, and budget.tokens is {tokens:,}: most paths will be cut before they "
-        "end; take a smaller schedule or a larger budget"
+        f"budget: {method.name} as configured makes up to {paths:,} paths and {wanted:,} tokens a "
+        f"prompt, and budget.tokens is {tokens:,}: most paths may be cut before they end; make it "
+        "smaller or the budget larger"
     ]
 
 

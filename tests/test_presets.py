@@ -9,7 +9,7 @@ from graphpo_agent.build import check_named
 from graphpo_agent.build_method import CLASSES, build_method
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
-from graphpo_agent.config_file import load_config
+from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.config_methods import MethodConfig
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.methods import METHODS
@@ -91,8 +91,22 @@ def test_a_tree_too_wide_for_its_budget_is_told_before_the_run(
     for budget, told in ((256, True), (2000, False)):
         assert main([*preset, f"budget.tokens={budget}"]) == 0
         # 2 + 10 + 40 + 80 edges of 8 tokens
-        line = "budget: schedule [2, 5, 4, 2, 2] makes up to 80 paths and 1,056 tokens a prompt"
+        line = "budget: graphpo as configured makes up to 80 paths and 1,056 tokens a prompt"
         assert (line in capsys.readouterr().out) == told
+
+
+def test_a_preset_stands_for_its_method_alone_whatever_the_run_says() -> None:
+    """kb sets ``singleton: inherit`` and a search run a KL term; neither belongs to the presets."""
+    paper = load_config(RunConfig, KB, [str(ROOT / "configs/methods/graphpo/paper.yaml")])
+    assert paper.method.singleton == "zero"
+    search = ROOT / "configs/search/qwen2.5-7b.yaml"
+    assert load_config(RunConfig, search).update.kl_coefficient > 0
+    released = load_config(RunConfig, search, [str(ROOT / "configs/methods/grpo/as_released.yaml")])
+    assert (released.update.kl_coefficient, released.update.dual_clip) == (0.0, 3.0)
+    for preset in PRESETS:
+        update = read_yaml(preset)["update"]
+        assert {"clip_low", "clip_high", "dual_clip", "loss_aggregation"} <= set(update), preset
+        assert {"kl_coefficient", "entropy_coefficient", "learning_rate"} <= set(update), preset
 
 
 def test_a_preset_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,14 @@ from graphpo_agent.graph.budget import allocate, branching_at
 from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, chains
+from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.waves import wave
 
 __all__ = ["GraphPO"]
+
+_COMPLETE = "complete"
+"""The memory of a graph whose schedule is done; before that it is the pool of what was saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,8 @@ class GraphPO:
     def plan(self, growth: Growth) -> Plan:
         """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
         graph, classes = growth.graph, growth.classes
-        if not len(growth.active):
-            if self.refill == "prompt":
-                return Plan(chains(growth, 0), memory=growth.memory)
-            return Plan(
-                wave(growth, graph_credit(graph, classes, self.credit).score), memory=growth.memory
-            )
+        if growth.memory is _COMPLETE or not len(growth.active):
+            return Plan(onward(growth) or self._refill(growth), memory=_COMPLETE)
         uncertain = self.reallocate == "uncertain"
         allocation = allocate(
             graph,
@@ -69,6 +68,12 @@ class GraphPO:
             saved=allocation.saved,
             reallocated=allocation.reallocated,
         )
+
+    def _refill(self, growth: Growth) -> tuple[Branch, ...]:
+        """What the budget still holds once all paths have ended."""
+        if self.refill == "prompt":
+            return chains(growth, 0)
+        return wave(growth, graph_credit(growth.graph, growth.classes, self.credit).score)
 
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]

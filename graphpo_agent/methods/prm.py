@@ -69,30 +69,35 @@ class Prm:
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]
     ) -> list[Credit]:
-        """Advantages from step scores and rewards.
+        """Advantages from step scores and rewards."""
+        return [self._credit(graph) for graph in graphs]
 
-        Raises:
-            GraphError: there are finished trajectories and the scores of none of them.
-        """
-        credits = [self._credit(graph) for graph in graphs]
+    def check_scores(self, graphs: Sequence[RolloutGraph]) -> None:
+        """Raise GraphError where trajectories are finished and none of them has its scores."""
         finished = [graph for graph in graphs if len(graph.terminals)]
-        if finished and not any(credit.rows is not None and len(credit.rows) for credit in credits):
+        if finished and not any(self._scored(graph).any() for graph in finished):
             where = "each edge of a trajectory" if self.steps == "edges" else "the terminals"
             raise GraphError(
                 f"graph {finished[0].id!r}: method prm needs the scores of a process reward model "
                 f"(field `step_score` of {where})"
             )
-        return credits
+
+    def _paths(self, graph: RolloutGraph) -> list[list[int]]:
+        """The nodes that the scores of each finished trajectory stand on."""
+        leaves = graph.terminals.tolist()
+        return [graph.path(v) if self.steps == "edges" else [v] for v in leaves]
+
+    def _scored(self, graph: RolloutGraph) -> NDArray[np.bool_]:
+        """[num_terminals] whether a trajectory has all its scores."""
+        paths = self._paths(graph)
+        return np.array([not np.isnan(graph.step_scores[path]).any() for path in paths], np.bool_)
 
     def _credit(self, graph: RolloutGraph) -> Credit:
-        by_edges = self.steps == "edges"
-        leaves = graph.terminals
-        paths = [graph.path(v) if by_edges else [v] for v in leaves.tolist()]
+        leaves, paths, scored = graph.terminals, self._paths(graph), self._scored(graph)
         rewards = [graph.step_scores[path] for path in paths]
-        scored = np.array([not np.isnan(r).any() for r in rewards], np.bool_)
         for outcome, steps in zip(graph.reward[leaves].tolist(), rewards, strict=True):
             steps[-1] = self.prm_weight * steps[-1] + (1 - self.prm_weight) * outcome
-        if by_edges:
+        if self.steps == "edges":
             return _edge_credit(graph, leaves[scored], paths, rewards, scored)
         of_trajectory = np.full(len(leaves), np.nan)
         of_trajectory[scored] = z_scores(np.array([steps[-1] for steps in rewards])[scored])

@@ -38,6 +38,7 @@ _COUNTS = ("total",)
 
 
 _FIELDS = frozenset(field.name for field in fields(MergeOptions))
+_WHICH_MERGE = ("merge", "merge_threshold", "merge_terminals", "max_layer_gap", "guard")
 _GRAPHPO = {
     "merge": ("similarity", "none"),
     "merge_threshold": (),
@@ -51,6 +52,9 @@ _GRAPHPO = {
     "backup": ("leaf", "mean", "class"),
     "normalize": ("std", "none", "rms"),
     "trajectory_weight": (),
+}
+_TREE = {"merge": ("none",)} | {
+    name: values for name, values in _GRAPHPO.items() if name not in _WHICH_MERGE
 }
 _MERGING = {"merge_threshold": "threshold"}
 """Names that an option has in ``MergeOptions``."""
@@ -101,12 +105,16 @@ def scoring_method(name: str, options: Mapping[str, Any]) -> Method:
             "GRPO: a file of graphs is scored with --method grpo"
         )
     graphpo = name in ("graphpo", "tree")
-    known: Mapping[str, tuple[str, ...]] = _GRAPHPO if graphpo else _SETTINGS[name][1]
+    known: Mapping[str, tuple[str, ...]] = _TREE if name == "tree" else _GRAPHPO
+    if not graphpo:
+        known = _SETTINGS[name][1]
     for option, value in options.items():
         flag = f"--{option.replace('_', '-')}"
         if option not in known:
             theirs = ", ".join(f"--{x.replace('_', '-')}" for x in known)
             raise ConfigError(f"{flag} is not a setting of {name}, which has {theirs}")
+        if (name, option, value) == ("spo_chain", "max_probability", None):
+            raise ConfigError("--max-probability none is not a setting of spo_chain: give a number")
         if known[option] and value not in known[option]:
             raise ConfigError(
                 f"{flag} {value} is not a setting of {name}: use {' or '.join(known[option])}"
@@ -163,6 +171,8 @@ def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -
     batches = [list(graphs)] if method.whiten == "batch" else _batches(graphs)
     for batch in batches:
         classes = _classes(batch, method, keep_classes)
+        if isinstance(method, Prm):
+            method.check_scores(batch)
         credits = method.assign_credit(batch, classes)
         if method.whiten == "batch":
             credits = whitened(batch, credits)

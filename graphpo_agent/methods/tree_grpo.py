@@ -34,7 +34,7 @@ class TreeGrpo:
 
     The code prunes all but K leaves of a tree before it computes anything, so the others count in
     no mean. It fails on a tree with fewer than K; here these are all trained. The draw depends on
-    the graph alone (its id, shape and tokens), so that a graph always keeps the same leaves.
+    the graph alone (its shape and tokens), so that a graph always keeps the same leaves.
 
     Attributes:
         trees: M; 2 in the authors' scripts.
@@ -120,7 +120,7 @@ class TreeGrpo:
 
 def _digest(graph: RolloutGraph) -> int:
     """A number made of a graph's id, shape and tokens, but not of its rewards."""
-    digest = blake2b(graph.id.encode(), digest_size=8)
+    digest = blake2b(digest_size=8)
     for part in (graph.parent, graph.tree, graph.offsets, graph.token_ids):
         digest.update(part.tobytes())
     return int.from_bytes(digest.digest(), "little")

@@ -257,7 +257,7 @@ def _selected(graph: RolloutGraph, count: int | None) -> IntArray:
     if count is None or count >= len(leaves):
         return leaves
     content = [graph.parent, leaves, graph.reward[leaves], graph.token_ids]
-    digest = sha256(graph.id.encode() + b"".join(x.tobytes() for x in content)).digest()
+    digest = sha256(b"".join(x.tobytes() for x in content)).digest()
 
     def shuffled(salt: bytes) -> list[int]:
         return sorted(leaves.tolist(), key=lambda v: sha256(digest + salt + b"%d" % v).digest())

@@ -42,7 +42,7 @@ class _Node:
     shape: str
     """``right``, ``wrong``, ``partial``, ``stopped`` or ``inner``."""
     strength: float | None
-    """S(v) in [0, 1]; None where undefined."""
+    """S(v) within [0, 1]; None where undefined."""
     score: str
     letter: str
     """Names an equivalence class of two or more; empty for a node on its own."""
@@ -188,7 +188,7 @@ def _nodes(
             x=xs[v],
             y=ys[v],
             shape=_shape(graph, v),
-            strength=scores[v] if math.isfinite(scores[v]) else None,
+            strength=min(1.0, max(0.0, scores[v])) if math.isfinite(scores[v]) else None,
             score=fixed(scores[v], 2) if "score" in credit.columns else "",
             letter=letters.get(int(credit.classes[v]), ""),
             class_id=int(credit.classes[v]),

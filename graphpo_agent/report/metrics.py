@@ -40,13 +40,13 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def credit_metrics(credits: Sequence[Credit]) -> dict[str, float]:
     """How much of what was grown carries signal, as shares of all edges."""
     advantages = np.concatenate([credit.advantages[:, 1:].sum(axis=0) for credit in credits])
-    metrics = {"credit/nonzero": _mean(advantages != 0)}
+    metrics = {"credit/nonzero": _mean(np.nan_to_num(advantages) != 0)}
     step_rewards = _column(credits, "step_reward")
     if step_rewards is not None:
         metrics["credit/unscored"] = _mean(np.isnan(step_rewards))
     efficiency = _column(credits, "efficiency_advantage")
     if efficiency is not None:
-        metrics["credit/efficiency_nonzero"] = _mean(efficiency != 0)
+        metrics["credit/efficiency_nonzero"] = _mean(np.nan_to_num(efficiency) != 0)
     return metrics
 
 

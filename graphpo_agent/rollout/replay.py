@@ -76,6 +76,11 @@ async def replay(
         raise _mistake(
             graph, silent[0], "it has no tokens; take a file that holds them, as rollout writes it"
         )
+    estimates = np.flatnonzero(graph.num_trained[1:] == 0) + 1
+    if len(estimates):
+        raise _mistake(
+            graph, estimates[0], "an estimate's rollout (spo_chain) cannot be walked again"
+        )
     root = expander.start(scheduler.policy, task)
     if root.prompt_ids != _tokens(graph, 0):
         raise _mistake(
@@ -114,7 +119,10 @@ async def _walk(
     """The edge to a node, made again; GraphError where other tokens come out."""
     tokens, mask = _tokens(graph, v), _mask(graph, v)
     told = _Told(scheduler, graph, v)
-    step = await expander.expand(told, states[graph.parent[v]], 0, SamplingParams())
+    # A path that its budget cut ends with sampled tokens and no observation.
+    cut = not graph.terminal[v] and not graph.num_children[v] and all(mask)
+    limit = len(tokens) if cut else None
+    step = await expander.expand(told, states[graph.parent[v]], 0, SamplingParams(), limit)
     if step.token_ids != tokens or step.loss_mask != mask:
         tokenizer = scheduler.policy.tokenizer
         recorded = _observation(tokenizer, tokens, mask)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from graphpo_agent.errors import DataError
 from graphpo_agent.protocols import Policy, Scheduler
 from graphpo_agent.rollout.path import (
     check_template,
@@ -84,7 +85,8 @@ class SegmentExpander:
         A prefix counts as the beginning of the response, which the verifier reads as a whole.
 
         Raises:
-            DataError: the prompt does not fit into the policy's context.
+            DataError: the prompt does not fit into the policy's context, or the prefix into the
+                response.
         """
         content = fill_template(self._prompt_template, task.question)
         messages: list[Message] = [{"role": "user", "content": content}]
@@ -93,11 +95,17 @@ class SegmentExpander:
         state = open_path(policy, task, messages, memory=prefix)
         if not prefix:
             return state
-        return replace(
+        begun = replace(
             state,
             context=policy.extend(state.context, prefix),
             response=policy.tokenizer.decode(prefix),
         )
+        if self._room(policy, begun, begun.context) < 1:
+            raise DataError(
+                f"task {task.id!r}: {len(prefix)} tokens of an earlier answer leave no room in a "
+                f"response of {self._max_response_tokens}; set method.pool.max_prefix_tokens"
+            )
+        return begun
 
     async def expand(
         self,

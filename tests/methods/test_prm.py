@@ -86,10 +86,14 @@ def test_equal_rewards_have_no_signal_and_one_keeps_its_own(steps):
 def test_a_graph_without_scores_is_one_line_that_names_the_field():
     graph = graph_from(PARENTS, REWARDS, step_score=[None, 0.9, None, 0.5, None])
     with pytest.raises(GraphError, match=r"graph 'g': .*field `step_score` of the terminals"):
-        credit_of(Prm(), graph)
+        Prm().check_scores([graph])
     with pytest.raises(GraphError, match=r"field `step_score` of each edge"):
-        credit_of(Prm(steps="edges"), graph)
+        Prm(steps="edges").check_scores([graph])
+    assert not credit_of(Prm(), graph).has_signal, "an outage trains nothing and ends no run"
+    assert not credit_of(Prm(steps="edges"), graph).has_signal
+    Prm().check_scores([graph, graph_from([None, 0], [None, 1.0], step_score=[None, 0.4])])
     unfinished = graph_from([None, 0], [None, None])
+    Prm().check_scores([unfinished])
     assert not credit_of(Prm(), unfinished).has_signal
     assert not credit_of(Prm(steps="edges"), unfinished).has_signal
 
@@ -149,7 +153,7 @@ def test_process_supervision_is_the_definition_s_on_random_trees(record, weight)
     if not steps:
         if paths_of(record):
             with pytest.raises(GraphError):
-                credit_of(method, graph)
+                method.check_scores([graph])
         return
     values = standardised([r for _, _, r in steps])
     received = {v: [] for v in node}
@@ -170,7 +174,7 @@ def test_one_step_is_the_definition_s_on_random_trees(record, weight):
     graph, method = graph_of(record), Prm(prm_weight=weight)
     if leaves and not known:
         with pytest.raises(GraphError):
-            credit_of(method, graph)
+            method.check_scores([graph])
         return
     values = standardised([weight * x["step_score"] + (1 - weight) * x["reward"] for x in known])
     expected = dict(zip([x["id"] for x in known], values, strict=True))

@@ -196,3 +196,58 @@ def exit_status(arguments: list[str]) -> int:
         return main(arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--method", "grpo", "--pool-weight", "0.5"], "--pool-weight is not a setting of grpo"),
+        (["--method", "tree", "--merge-threshold", "0.5"], "--merge-threshold is not a setting"),
+        (["--method", "spo_tree", "--normalize", "rms"], "use none or std"),
+        (["--method", "spo_chain", "--max-probability", "none"], "give a number"),
+        (["--method", "treerl", "--select", "many"], "'many' is neither a number nor none"),
+        (["--method", "dapo", "--max-length", "9"], "overlong_buffer"),
+        (["--method", "prm"], "field `step_score`"),
+        (["--method", "pros"], "--method grpo"),
+    ],
+)
+def test_a_method_is_asked_for_what_it_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(GRAPH) + "\n")
+    try:
+        status = main(["score", str(source), "--out", str(out), *flags])
+    except SystemExit as exit:  # argparse's own
+        status = exit.code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert status == 2 and len(lines) == 1 and told in lines[0]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["grpo"],
+        ["dapo", "--max-length", "4", "--overlong-buffer", "2"],
+        ["treerl", "--select", "none"],
+        ["spo_tree", "--normalize", "std", "--whiten", "batch"],
+        ["spo_chain"],
+        ["tree_grpo", "--kept", "1"],
+        ["treepo", "--aggregate", "group_size", "--whiten", "batch"],
+        ["treerpo"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_every_method_scores_in_the_fixed_format(tmp_path: Path, flags: list[str]) -> None:
+    (scored,) = score(tmp_path, "--method", *flags)
+    assert set(scored) == {"id", "method", "nodes", "trajectories"}
+    assert [node["id"] for node in scored["nodes"]] == [0, 1, 2, 3, 4, 5, 6]
+    assert all("class" in node for node in scored["nodes"])
+    assert "advantage" not in scored["nodes"][0]
+    edges = {t["leaf"]: t["edges"] for t in scored["trajectories"]}
+    assert edges == {3: [1, 3], 5: [1, 5], 6: [2, 4, 6]}
+    for trajectory in scored["trajectories"]:
+        assert len(trajectory["advantages"]) == len(trajectory["edges"])
+    by_trajectory = flags[0] in ("grpo", "dapo", "tree_grpo", "treepo")
+    assert by_trajectory != any("advantage" in node for node in scored["nodes"])

@@ -12,6 +12,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.jsonl import graph_to_json, read_graphs
 from graphpo_agent.graph.records import parse_graph
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.methods import treerl
 from graphpo_agent.methods.growth import Branch, Growth
 from graphpo_agent.methods.treerl import TreeRL
 from tests.graph.strategies import random_record
@@ -146,8 +147,9 @@ def test_agrees_with_the_slow_definition(weighting: str, select: int | None) -> 
 # Which leaves are trained
 
 
-def forest(num_right: int, num_wrong: int, name: str = "g") -> RolloutGraph:
-    return replace(edges(*[(0, 0.0)] * num_wrong, *[(0, 1.0)] * num_right), id=name)
+def forest(num_right: int, num_wrong: int, prompt: int = 0) -> RolloutGraph:
+    graph = edges(*[(0, 0.0)] * num_wrong, *[(0, 1.0)] * num_right)
+    return replace(graph, token_ids=np.concatenate([[prompt], graph.token_ids[1:]]))
 
 
 def rows_of(graph: RolloutGraph, **settings) -> list[int]:
@@ -171,15 +173,15 @@ def test_selection_depends_on_the_content_alone(tmp_path: Path) -> None:
     (tmp_path / "g.jsonl").write_text(graph_to_json(graph) + "\n")
     (again,) = read_graphs(tmp_path / "g.jsonl")
     rows = rows_of(graph)
-    assert rows == rows_of(again)
-    assert any(rows != rows_of(forest(3, 20, f"g{i}")) for i in range(5))
+    assert rows == rows_of(again) == rows_of(replace(graph, id="step-3/g"))
+    assert any(rows != rows_of(forest(3, 20, i)) for i in range(1, 6))
 
 
 def test_selection_is_uniform() -> None:
     # One right leaf of two is certain; then the others are equally likely.
     times = np.zeros(9)
     for i in range(1500):
-        times[rows_of(forest(2, 6, f"g{i}"), select=4)] += 1
+        times[rows_of(forest(2, 6, i), select=4)] += 1
     np.testing.assert_allclose(times[7:] / 1500, 0.5 + 0.5 * 3 / 7, atol=0.05)
     np.testing.assert_allclose(times[1:7] / 1500, 3 / 7, atol=0.05)
 
@@ -387,13 +389,16 @@ def regrow(example) -> tuple[RolloutGraph, list[list[int]]]:
 
 @pytest.mark.parametrize("example", AUTHORS["examples"])
 @pytest.mark.parametrize("run", [0, 1, 2])
-def test_agrees_with_the_authors_code(example, run: int) -> None:
+def test_agrees_with_the_authors_code(example, run: int, monkeypatch) -> None:
     graph, _ = regrow(example)
     told = example["runs"][run]
+    by_path = {tuple(tokens): values for tokens, values in told["trained"]}
+    theirs = [v for v in graph.terminals.tolist() if tuple(tokens_to(graph, v)) in by_path]
+    if told["select"] is not None:  # the leaves that their run drew
+        monkeypatch.setattr(treerl, "_selected", lambda graph, count: np.array(theirs))
     credit = credit_of(graph, select=told["select"], weighting=told["weighting"])
     assert credit.rows is not None
-    by_path = {tuple(tokens): values for tokens, values in told["trained"]}
-    assert len(by_path) == len(credit.rows)
+    assert len(by_path) == len(credit.rows) == len(theirs)
     for leaf in credit.rows.tolist():
         path = graph.path(leaf)
         values = np.repeat(credit.advantages[0, path], graph.num_tokens[path])

@@ -9,6 +9,7 @@ from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.growth import Growth
+from graphpo_agent.methods.tree import tree
 from graphpo_agent.methods.waves import wave
 from tests.methods.growing import World, ends_at, grow
 
@@ -113,3 +114,15 @@ def test_graphpo_spends_the_rest_of_its_budget_in_waves(seed):
     counts = Counter(later)
     assert max(grown.graph.num_children[1:]) > 3, "a state in the middle was continued again"
     assert counts[0] < sum(counts.values())
+
+
+@pytest.mark.parametrize("refill", ["prompt", "uncertain"])
+def test_what_fills_a_budget_does_not_branch(refill):
+    for method in (GraphPO(schedule=(2, 3, 4, 2, 2), refill=refill), tree(schedule=(2, 3, 4))):
+        for seed in range(4):
+            grown = grow(method, World(end=ends_at(3), tokens=400, max_layers=2000), seed)
+            schedule_ends = next(i for i, g in enumerate(grown.growths) if i and not len(g.active))
+            for g, plan in list(zip(grown.growths, grown.plans, strict=True))[schedule_ends:]:
+                for branch in plan.branches:
+                    assert branch.count == 1 or branch.node not in g.active
+            assert grown.graph.num_trained.sum() == 400
