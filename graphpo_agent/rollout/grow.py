@@ -195,6 +195,7 @@ class Grower:
             waiting = self._plan(one, scheduler.policy, method, layer, parts, budget)
             if not waiting:
                 break
+            before = one.ledger.generated_tokens
             one.reached = one.active = np.zeros(0, np.int64)
             while waiting:
                 served, limit = budget.affordable(one.ledger, self.expander.edge_tokens)
@@ -203,6 +204,8 @@ class Grower:
                     break
                 await self._sample(one, scheduler, method, now, sampling, limit)
             one.classes = find_classes(one.graph, method.merging)
+            if one.ledger.generated_tokens == before:  # nothing can be sampled any more
+                break
         finished()
         return one.finished()
 

@@ -7,7 +7,9 @@ import torch
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.errors import DataError
 from graphpo_agent.graph.budget import Budget
+from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import training_sample
 from graphpo_agent.methods.spo_chain import SpoChain
 from graphpo_agent.methods.treerl import TreeRL
@@ -100,3 +102,25 @@ def test_a_graph_with_cuts_is_the_same_again_and_does_not_depend_on_the_batch(di
         for a, b in zip(once, again, strict=True):
             np.testing.assert_array_equal(a.graph.token_ids, b.graph.token_ids)
             np.testing.assert_array_equal(a.graph.parent, b.graph.parent)
+
+
+def test_a_prefix_is_the_roots_and_counts_as_the_beginning_of_the_answer(directory):
+    policy = LocalPolicy(load_model(str(directory)), HfTokenizer.load(str(directory)))
+    grower = Grower(
+        SegmentExpander(segment_length=7, max_response_tokens=24), lambda task, outcome: 1.0
+    )
+    prefix = tuple(range(10, 20))
+    begun = {"t1": prefix}
+    rollouts = grower.grow(policy, TASKS, Grpo(2), SamplingParams(), (0,), prefixes=begun)
+    plain, rollout, _ = rollouts
+    root = rollout.graph.token_ids[: rollout.graph.offsets[1]].tolist()
+    assert tuple(root[-10:]) == prefix and not rollout.graph.loss_mask[: len(root)].any()
+    assert len(plain.graph.token_ids[: plain.graph.offsets[1]]) == len(root) - 10
+    assert rollout.ledger.prefilled_tokens == len(root)
+    start = policy.tokenizer.decode(prefix)
+    for v in rollout.graph.terminals.tolist():
+        own = rollout.graph.num_tokens[rollout.graph.path(v)].sum()
+        assert own + 10 <= 24 and rollout.states[v].response.startswith(start.rstrip())
+    policy.release()
+    with pytest.raises(DataError, match="max_prefix_tokens"):
+        grower.grow(policy, TASKS, Grpo(2), SamplingParams(), (0,), prefixes={"t1": (9,) * 24})

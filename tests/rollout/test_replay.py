@@ -9,8 +9,9 @@ import pytest
 from graphpo_agent.build import build_grower, build_policy
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
-from graphpo_agent.data.tasks import load_demonstrations
+from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import GraphError
+from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json, parse_graph
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
 from graphpo_agent.methods.tree import tree
@@ -200,3 +201,27 @@ def test_a_graph_of_an_untrained_agent_has_the_states_of_its_rollout(agent, kb):
     tasks = [Task(f"t-{i}", f"when: first {i}", (), {"gold_documents": []}) for i in range(2)]
     for rollout in grown(grower, policy, tasks, schedule=(2, 1)):
         assert_same_states(walk(grower, policy, read_back(rollout), rollout.task), rollout)
+
+
+def test_paths_that_a_budget_cut_are_walked_to_where_it_cut_them(agent, kb):
+    grower, policy = agent()
+    tasks = load_tasks(kb / "train.jsonl")[:4]
+    budget, cut = Budget(tokens=150), 0
+    for rollout in grower.grow(policy, tasks, tree((3, 2)), SamplingParams(), (1,), budget):
+        walked = walk(grower, policy, read_back(rollout), rollout.task)
+        for v, status in enumerate(rollout.statuses):
+            assert walked.ended[v] == (
+                status in ("answered", "out_of_length", "out_of_turns", "out_of_budget")
+            )
+            cut += status == "out_of_budget"
+    assert cut > 0
+
+
+def test_rollouts_of_values_are_refused_in_one_line():
+    grower, policy = segments(), ScriptedPolicy(babble)
+    (rollout,) = grown(grower, policy, [TASK])
+    graph = read_back(rollout)
+    open_node = int(np.flatnonzero(~graph.terminal)[-1])
+    estimate = graph.append([NewNode(open_node, (5,), (0,), (float("nan"),), False, None)])
+    with pytest.raises(GraphError, match="cannot be walked again"):
+        walk(grower, policy, estimate, TASK)
