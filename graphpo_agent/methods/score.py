@@ -38,7 +38,6 @@ _COUNTS = ("total",)
 
 
 _FIELDS = frozenset(field.name for field in fields(MergeOptions))
-_WHICH_MERGE = ("merge", "merge_threshold", "merge_terminals", "max_layer_gap", "guard")
 _GRAPHPO = {
     "merge": ("similarity", "none"),
     "merge_threshold": (),
@@ -53,9 +52,7 @@ _GRAPHPO = {
     "normalize": ("std", "none", "rms"),
     "trajectory_weight": (),
 }
-_TREE = {"merge": ("none",)} | {
-    name: values for name, values in _GRAPHPO.items() if name not in _WHICH_MERGE
-}
+_TREE = {**_GRAPHPO, "merge": ("none",)}
 _MERGING = {"merge_threshold": "threshold"}
 """Names that an option has in ``MergeOptions``."""
 _CHAIN = {"normalize": ("std", "none"), "singleton": ("raw", "zero")}
