@@ -1,40 +1,17 @@
 """Configuration → method."""
 
-from typing import Any
-
 from graphpo_agent.config_methods import GraphPOMethod, MethodConfig, ProsMethod, TreeMethod
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
-from graphpo_agent.methods.dapo import Dapo
+from graphpo_agent.methods.classes import CLASSES
 from graphpo_agent.methods.graphpo import GraphPO
-from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.prefix_pool import PoolOptions
-from graphpo_agent.methods.prm import Prm
 from graphpo_agent.methods.pros import Pros
-from graphpo_agent.methods.spo_chain import SpoChain
-from graphpo_agent.methods.spo_tree import SpoTree
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.methods.tree_grpo import TreeGrpo
-from graphpo_agent.methods.treepo import TreePO
-from graphpo_agent.methods.treerl import TreeRL
-from graphpo_agent.methods.treerpo import TreeRpo
 
-__all__ = ["CLASSES", "build_method", "check_whole_turns"]
-
-CLASSES: dict[str, Any] = {
-    "grpo": Grpo,
-    "dapo": Dapo,
-    "treerl": TreeRL,
-    "spo_tree": SpoTree,
-    "spo_chain": SpoChain,
-    "tree_grpo": TreeGrpo,
-    "treepo": TreePO,
-    "treerpo": TreeRpo,
-    "prm": Prm,
-}
-"""The methods whose settings are those of their configuration."""
+__all__ = ["build_method", "check_whole_turns"]
 
 
 def check_whole_turns(config: MethodConfig) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from graphpo_agent.build import check_named
-from graphpo_agent.build_method import CLASSES, build_method
+from graphpo_agent.build_method import build_method
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.config_methods import MethodConfig
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.methods import METHODS
+from graphpo_agent.methods.classes import CLASSES
 from tests.worlds import ROOT
 
 PRESETS = sorted((ROOT / "configs/methods").glob("*/*.yaml"))

@@ -1,7 +1,7 @@
 """``graphpo score``: the credit of every graph in a file, whoever made it."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -15,18 +15,11 @@ from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.dapo import Dapo
+from graphpo_agent.methods.classes import CLASSES
 from graphpo_agent.methods.graphpo import GraphPO
-from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Credit, Method
 from graphpo_agent.methods.prm import Prm
-from graphpo_agent.methods.spo_chain import SpoChain
-from graphpo_agent.methods.spo_tree import SpoTree
 from graphpo_agent.methods.tree import tree
-from graphpo_agent.methods.tree_grpo import TreeGrpo
-from graphpo_agent.methods.treepo import TreePO
-from graphpo_agent.methods.treerl import TreeRL
-from graphpo_agent.methods.treerpo import TreeRpo
 from graphpo_agent.methods.whiten import whitened
 
 __all__ = ["OPTIONS", "score_file", "scoring_method"]
@@ -57,32 +50,26 @@ _MERGING = {"merge_threshold": "threshold"}
 """Names that an option has in ``MergeOptions``."""
 _CHAIN = {"normalize": ("std", "none"), "singleton": ("raw", "zero")}
 _WHITEN = {"whiten": ("none", "batch")}
-_SETTINGS: Mapping[str, tuple[Callable[..., Method], Mapping[str, tuple[str, ...]]]] = {
-    "grpo": (Grpo, _CHAIN),
-    "dapo": (
-        Dapo,
-        {
-            "max_length": (),
-            "overlong_buffer": (),
-            "overlong_factor": (),
-            "singleton": _CHAIN["singleton"],
-        },
-    ),
-    "treerl": (TreeRL, {"select": (), "weighting": ("sqrt", "uniform", "paper")}),
-    "spo_tree": (
-        SpoTree,
-        {"normalize": ("none", "std"), "max_probability": ()} | _WHITEN,
-    ),
-    "spo_chain": (SpoChain, {"max_probability": ()} | _WHITEN),
-    "tree_grpo": (TreeGrpo, {"kept": ()}),
-    "treepo": (TreePO, {"aggregate": ("average", "group_size")} | _WHITEN),
-    "treerpo": (TreeRpo, {"normalize": ("std", "none")}),
-    "prm": (Prm, {"steps": ("response", "edges"), "prm_weight": ()}),
+_SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "grpo": _CHAIN,
+    "dapo": {
+        "max_length": (),
+        "overlong_buffer": (),
+        "overlong_factor": (),
+        "singleton": _CHAIN["singleton"],
+    },
+    "treerl": {"select": (), "weighting": ("sqrt", "uniform", "paper")},
+    "spo_tree": {"normalize": ("none", "std"), "max_probability": ()} | _WHITEN,
+    "spo_chain": {"max_probability": ()} | _WHITEN,
+    "tree_grpo": {"kept": ()},
+    "treepo": {"aggregate": ("average", "group_size")} | _WHITEN,
+    "treerpo": {"normalize": ("std", "none")},
+    "prm": {"steps": ("response", "edges"), "prm_weight": ()},
 }
-"""Each method's class, and its options with their values (none: numbers)."""
+"""Each method's options with their values (none: numbers)."""
 
 
-OPTIONS = frozenset(_GRAPHPO).union(*(known for _, known in _SETTINGS.values()))
+OPTIONS = frozenset(_GRAPHPO).union(*_SETTINGS.values())
 """All options that some method has."""
 
 
@@ -104,7 +91,7 @@ def scoring_method(name: str, options: Mapping[str, Any]) -> Method:
     graphpo = name in ("graphpo", "tree")
     known: Mapping[str, tuple[str, ...]] = _TREE if name == "tree" else _GRAPHPO
     if not graphpo:
-        known = _SETTINGS[name][1]
+        known = _SETTINGS[name]
     for option, value in options.items():
         flag = f"--{option.replace('_', '-')}"
         if option not in known:
@@ -117,7 +104,7 @@ def scoring_method(name: str, options: Mapping[str, Any]) -> Method:
                 f"{flag} {value} is not a setting of {name}: use {' or '.join(known[option])}"
             )
     if not graphpo:
-        return _SETTINGS[name][0](**options)
+        return CLASSES[name](**options)
     merging = MergeOptions(
         **{_MERGING.get(x, x): y for x, y in options.items() if _MERGING.get(x, x) in _FIELDS}
     )
