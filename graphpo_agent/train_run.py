@@ -16,7 +16,7 @@ from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
-from graphpo_agent.report.run_dir import RunDirectory, command_line
+from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
 from graphpo_agent.train import TrainResult, prepare, train
 
 __all__ = ["FinishedRun", "check_run", "set_threads", "train_run", "write_run_report"]
@@ -68,18 +68,18 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     set_threads(config.threads)
     memory = [*describe_memory(config), *describe_budget(config)]
     setup = prepare(config)
-    if resume is None:
-        run = RunDirectory.create(
-            Path(config.output), dump_config(config), config.seed, command_line()
-        )
-    else:
-        run = RunDirectory.existing(resume)
-        run.record_resume(dump_config(config), command_line())
-    console.start(config.train.steps, [f"{config.method.name} → {run.path}", *memory])
-    try:
-        result = train(config, setup, run, console, resume is not None)
-    finally:
-        console.close()
+    path = resume or Path(config.output)
+    with locked(path):
+        if resume is None:
+            run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
+        else:
+            run = RunDirectory.existing(path)
+            run.record_resume(dump_config(config), command_line())
+        console.start(config.train.steps, [f"{config.method.name} → {path}", *memory])
+        try:
+            result = train(config, setup, run, console, resume is not None)
+        finally:
+            console.close()
     model = None
     if config.model.lora is not None:
         model = run.path / "model"

@@ -13,6 +13,7 @@ import pytest
 
 from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
+from graphpo_agent.report.run_dir import locked
 from tests.worlds import run_arguments, start_command
 
 METHODS = {
@@ -245,6 +246,22 @@ def test_a_run_is_not_overwritten(
     assert main(["train", *run_arguments(reach, run)]) == 2
     assert "--resume" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_is_under_way_is_left_alone(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    with locked(run):
+        for again in (["train", *run_arguments(reach, run)], ["train", "--resume", str(run)]):
+            assert main(again) == 2
+            error = capsys.readouterr().err
+            assert error == f"graphpo: {run} is in use: another process trains there\n"
+        assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
 
 
 def test_rollout_eval_score_and_report(

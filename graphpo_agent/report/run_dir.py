@@ -4,6 +4,7 @@
 ``checkpoints/step-000010/`` and ``report.html``.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -11,7 +12,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +26,7 @@ __all__ = [
     "RunDirectory",
     "check_output",
     "command_line",
+    "locked",
     "read_json",
     "write_atomically",
 ]
@@ -45,7 +48,7 @@ class RunDirectory:
     """Paths and writers of one run.
 
     Raises:
-        RunError: the directory cannot be created, already holds a run, or holds none to resume.
+        RunError: the directory already holds a run, or holds none to resume.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +62,7 @@ class RunDirectory:
     def create(
         cls, path: Path, config_yaml: str, seed: int, command: Sequence[str]
     ) -> "RunDirectory":
-        """Start a run: the manifest and the resolved configuration are written first.
+        """Start a run in a directory: manifest and resolved configuration are written first.
 
         A run that ended before its first checkpoint left nothing to keep and is replaced.
         """
@@ -68,10 +71,7 @@ class RunDirectory:
             raise RunError(
                 f"{path} already holds a run: continue it with --resume {path}, or set output=…"
             )
-        try:
-            run.checkpoints_path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot create run directory {path}: {error.strerror}") from None
+        run.checkpoints_path.mkdir(exist_ok=True)
         write_atomically(run.path / "manifest.json", json.dumps(_manifest(seed, command), indent=2))
         run.metrics_path.write_text("")
         run.graphs_path.write_text("")
@@ -160,6 +160,28 @@ class RunDirectory:
         manifest.setdefault("resumed", []).append(list(command))
         write_atomically(path, json.dumps(manifest, indent=2))
         write_atomically(self.config_path, config_yaml)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold a run directory, which is made where it is not there; the process's end lets go of it.
+
+    Raises:
+        RunError: another process holds it, or it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        held = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"cannot create run directory {directory}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{directory} is in use: another process trains there") from None
+        yield
+    finally:
+        os.close(held)
 
 
 def check_output(path: Path) -> None:
