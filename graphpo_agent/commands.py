@@ -13,6 +13,7 @@ from graphpo_agent.build import (
     build_sampling,
     build_sft_engine,
     build_step_scoring,
+    check_named,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig
@@ -108,6 +109,7 @@ def rollout(
     """``graphpo rollout``: grow graphs without training and write them."""
     check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
+    check_named(config)
     set_threads(config.threads)
     paths = [tasks_path] if tasks_path else config.tasks.train
     tasks = load_tasks(*map(Path, paths))[:count]

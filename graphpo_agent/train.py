@@ -21,7 +21,7 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.evals.heldout import Evaluation, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
@@ -57,6 +57,25 @@ class Setup:
     sampling: SamplingParams
     tasks: Sequence[Task]
     heldout: Sequence[Task]
+
+    def save(self, directory: Path) -> None:
+        """Write all that learns into a new directory."""
+        self.engine.save_checkpoint(directory)
+        if self.prefixes is not None:
+            write_atomically(directory / PREFIXES, json.dumps(self.prefixes.state()))
+
+    def load(self, checkpoint: Path) -> None:
+        """Continue from what ``save`` wrote.
+
+        Raises:
+            ModelError: the weights are damaged or of another model.
+            RunError: the prefixes are, or the run had none.
+        """
+        if self.prefixes is not None and not (checkpoint / PREFIXES).exists():
+            raise RunError(f"{checkpoint} has no {PREFIXES}: its run was not one of method pros")
+        self.engine.load_checkpoint(checkpoint)
+        if self.prefixes is not None:
+            self.prefixes.restore(read_json(checkpoint / PREFIXES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +133,13 @@ def train(
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
         return evaluate(setup.grower, engine.policy, heldout, samples, how, config.seed)[0]
 
-    def save(directory: Path) -> None:
-        engine.save_checkpoint(directory)
-        if setup.prefixes is not None:
-            write_atomically(directory / PREFIXES, json.dumps(setup.prefixes.state()))
-
     # Rollouts make many objects and no cycles: looking for garbage in them takes time.
     gc.freeze()
     gc.set_threshold(100_000)
     progress = Progress()
     if resume:
         checkpoint = run.latest_checkpoint()
-        engine.load_checkpoint(checkpoint)
-        if setup.prefixes is not None:
-            setup.prefixes.restore(read_json(checkpoint / PREFIXES))
+        setup.load(checkpoint)
         progress = run.rewind(checkpoint)
     started = time.monotonic() - progress.seconds
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
@@ -173,7 +185,7 @@ def train(
             named = replace(rollout.graph, id=f"step-{step}/{rollout.task.id}")
             run.log_graph(graph_to_json(named, credit.classes))
         if step % config.train.checkpoint_every == 0 or fraction >= 1.0:
-            run.save_checkpoint(progress, config.train.keep_checkpoints, save)
+            run.save_checkpoint(progress, config.train.keep_checkpoints, setup.save)
         console.step(row)
     return TrainResult(before, after, progress)
 

@@ -94,3 +94,23 @@ def test_a_damaged_pool_is_one_line(
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
     assert "prefixes.json is damaged" in capsys.readouterr().err
+
+
+def test_another_methods_run_has_no_pool(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    settings = ["method={name: grpo, group_size: 4}", "train.steps=1"]
+    assert main(["train", *run_arguments(reach, run, *settings)]) == 0
+    capsys.readouterr()
+    pros = ["method={name: pros, group_size: 4}", "train.steps=2"]
+    assert main(["train", "--resume", str(run), *pros]) == 2
+    assert "step-000001 has no prefixes.json: its run was not one of" in capsys.readouterr().err
+
+
+def test_a_rollout_refuses_what_a_run_refuses(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = run_arguments(kb, tmp_path / "run", "method={name: spo_chain}")
+    assert main(["rollout", *arguments, "--out", str(tmp_path / "graphs.jsonl")]) == 2
+    assert "method.cut=edge" in capsys.readouterr().err
