@@ -1,6 +1,14 @@
 """Configuration → method."""
 
-from graphpo_agent.config_methods import GraphPOMethod, MethodConfig, ProsMethod, TreeMethod
+from graphpo_agent.config_methods import (
+    GraphPOMethod,
+    MethodConfig,
+    PoolConfig,
+    ProsMethod,
+    SpoChainMethod,
+    TreeMethod,
+    TreeRLMethod,
+)
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
@@ -20,17 +28,19 @@ def check_whole_turns(config: MethodConfig) -> None:
     Raises:
         ConfigError: it cuts or begins inside one.
     """
-    for setting in ("fork", "cut"):
-        if getattr(config, setting, "edge") == "token":
-            raise ConfigError(
-                f"method.{setting} token cuts edges at tokens, and a turn of agent mode is whole: "
-                f"set method.{setting}=edge, or use segment mode"
-            )
-    if isinstance(config, ProsMethod):
-        raise ConfigError(
-            "method pros begins inside earlier answers, and a turn of agent mode is whole: "
-            "use segment mode"
-        )
+    match config:
+        case TreeRLMethod(fork="token"):
+            setting = "fork"
+        case SpoChainMethod(cut="token"):
+            setting = "cut"
+        case ProsMethod(pool=PoolConfig(cut="token")):
+            setting = "pool.cut"
+        case _:
+            return
+    raise ConfigError(
+        f"method.{setting} token cuts edges at tokens, and a turn of agent mode is whole: set "
+        f"method.{setting}=edge, or use segment mode"
+    )
 
 
 def build_method(config: MethodConfig) -> Method:

@@ -22,6 +22,7 @@ __all__ = [
     "GraphPOMethod",
     "GrpoMethod",
     "MethodConfig",
+    "PoolConfig",
     "PrmMethod",
     "ProsMethod",
     "SpoChainMethod",
@@ -177,10 +178,11 @@ class PoolConfig(Strict):
     burn_in: Annotated[int, Field(ge=0)] = 10
     max_prefixes: Positive = 16
     max_prefix_tokens: Positive | None = None
+    cut: Place = "token"
 
 
 class ProsMethod(Strict):
-    """PROS: GRPO that goes on from beginnings of earlier right answers; segment mode only."""
+    """PROS: GRPO that goes on from beginnings of earlier right answers."""
 
     name: Literal["pros"]
     group_size: GroupSize = 8

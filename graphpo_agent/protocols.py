@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.types import (
+    NO_PREFIX,
     Completion,
     Context,
     Demonstration,
@@ -16,6 +17,7 @@ from graphpo_agent.types import (
     Message,
     Outcome,
     PathState,
+    Prefix,
     Prompt,
     SampleRequest,
     SamplingParams,
@@ -210,12 +212,17 @@ class Expander(Protocol):
     path_tokens: int
     """What it samples for one path at most."""
 
-    def start(self, policy: Policy, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
+    def start(self, policy: Policy, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         """The root: the rendered prompt of a task, and the beginning of an answer behind it.
 
         Raises:
-            ConfigError: a prefix, and this mode's paths begin with the prompt.
+            DataError: the prompt does not fit into the policy's context, or the prefix leaves no
+                room in the response.
         """
+        ...
+
+    def recall(self, state: PathState) -> Any:
+        """What ``start`` needs beside its tokens to go on from a state, as JSON values."""
         ...
 
     async def expand(

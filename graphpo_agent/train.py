@@ -3,7 +3,7 @@
 import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,16 +26,16 @@ from graphpo_agent.evals.heldout import Evaluation, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.method import Credit, Method, training_sample
-from graphpo_agent.methods.prefix_pool import PrefixPool
+from graphpo_agent.methods.prefix_pool import Grown, PrefixPool
 from graphpo_agent.methods.whiten import whitened
-from graphpo_agent.protocols import Engine
+from graphpo_agent.protocols import Engine, Expander
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import Progress, RunDirectory, read_json, write_atomically
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
-from graphpo_agent.types import SamplingParams, Task
+from graphpo_agent.types import Prefix, SamplingParams, Task
 
 __all__ = ["Setup", "TrainResult", "prepare", "train"]
 
@@ -102,15 +102,16 @@ def prepare(config: RunConfig) -> Setup:
             f"train.prompts_per_step is {config.train.prompts_per_step}, but "
             f"{', '.join(config.tasks.train)} has {len(tasks)} tasks"
         )
+    method = build_method(config.method)
     heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
     return Setup(
         tasks=tasks,
         heldout=heldout[: config.train.eval_tasks],
         grower=build_grower(config),
-        method=build_method(config.method),
+        method=method,
         budget=build_budget(config.budget),
         step_scoring=build_step_scoring(config.method),
-        prefixes=build_prefixes(config.method),
+        prefixes=build_prefixes(method),
         sampling=build_sampling(config.sampling),
         engine=build_engine(config),
     )
@@ -204,17 +205,17 @@ def _collect(
     wanted = config.train.prompts_per_step
     grown: list[Rollout] = []
     signal: list[tuple[Rollout, Credit]] = []
-    starts: dict[str, tuple[int, ...]] = {}
+    starts: dict[str, Prefix] = {}
     for _ in range(config.train.max_resample + 1):
         seen = frozenset(rollout.task.id for rollout in grown)
         missing = min(wanted - len(signal), len(setup.tasks) - len(seen))
         if not missing:
             break
         tasks = stream.draw(missing, seen)
-        begun: dict[str, tuple[int, ...]] = {}
+        begun: dict[str, Prefix] = {}
         if setup.prefixes is not None:
             rng = np.random.default_rng(derive_seed(config.seed, step, len(grown), "prefixes"))
-            begun = {task.id: prefix for task, prefix in setup.prefixes.choose(tasks, rng)}
+            begun = setup.prefixes.choose(tasks, rng)
         rollouts = setup.grower.grow(
             setup.engine.policy,
             tasks,
@@ -235,10 +236,17 @@ def _collect(
     graphs = [rollout.graph for rollout, _ in signal]
     credits = [credit for _, credit in signal]
     if setup.prefixes is not None:
-        setup.prefixes.update([(r.task, starts[r.task.id], r.graph) for r in grown])
+        setup.prefixes.update([_grown(rollout, starts, setup.grower.expander) for rollout in grown])
     if setup.method.whiten == "batch":
         credits = whitened(graphs, credits)
     return grown, list(zip((rollout for rollout, _ in signal), credits, strict=True))
+
+
+def _grown(rollout: Rollout, starts: Mapping[str, Prefix], expander: Expander) -> Grown:
+    """What the pool learns from a rollout."""
+    states = rollout.states
+    start = starts[rollout.task.id]
+    return Grown(rollout.task, start, rollout.graph, lambda v: expander.recall(states[v]))
 
 
 def _progress(config: RunConfig, progress: Progress) -> float:

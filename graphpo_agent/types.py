@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 __all__ = [
+    "NO_PREFIX",
     "Completion",
     "Context",
     "Demonstration",
@@ -23,6 +24,7 @@ __all__ = [
     "Outcome",
     "PathState",
     "Piece",
+    "Prefix",
     "Prompt",
     "SampleRequest",
     "SamplingParams",
@@ -92,6 +94,23 @@ class Context(Protocol):
     def num_tokens(self) -> int:
         """Tokens from the start of the prompt to here."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The beginning of an earlier answer, from which new ones go on.
+
+    Example: ``Prefix((12, 40, 41))``.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    """What follows the prompt, observations included."""
+    memory: Any = None
+    """What its expander remembers of it (``Expander.recall``), as JSON values."""
+
+
+NO_PREFIX = Prefix()
+"""An answer begins at the prompt."""
 
 
 FinishReason = Literal["eos", "stop", "length"]

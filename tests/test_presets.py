@@ -21,7 +21,6 @@ INSIDE_EDGES = {
     "treerl/as_released",
     "spo_chain/as_released",
     "pros/as_released",
-    "pros/graphpo_adapted",
 }
 """They cut or begin inside an edge, and a turn of agent mode is whole."""
 KB, REACH = ROOT / "configs/toy/kb.yaml", ROOT / "configs/toy/reach.yaml"

@@ -21,6 +21,7 @@ METHODS = {
     "tree_grpo": "{name: tree_grpo, kept: 2}",
     "treepo": "{name: treepo, width: 6}",
     "treerpo": "{name: treerpo, schedule: [3, 2]}",
+    "pros": "{name: pros, group_size: 4, pool: {cut: edge}}",
     "prm": "{name: prm, group_size: 4, scorer: {class: tests.worlds:LengthScorer}}",
     "prm_edges": "{name: prm, steps: edges, group_size: 4, "
     "scorer: {class: tests.worlds:LengthScorer}}",
@@ -38,7 +39,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("world", "method"),
-    [(world, method) for world in ("kb", "reach") for method in METHODS] + [("reach", "pros")],
+    [(world, method) for world in ("kb", "reach") for method in METHODS],
 )
 @pytest.mark.parametrize("budget", [None, "tokens"])
 def test_every_method_trains_in_both_modes(
@@ -69,12 +70,17 @@ def test_every_method_trains_in_both_modes(
         assert not children[graph.terminal].any()
 
 
-def test_pros_goes_on_from_its_pool_after_a_stop(reach: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world", "cut"), [("reach", "token"), ("kb", "edge")])
+def test_pros_goes_on_from_its_pool_after_a_stop(
+    world: str, cut: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """A resumed run chooses the prefixes that the run without a stop chooses."""
+    place: Path = request.getfixturevalue(world)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    settings = ["method={name: pros, group_size: 4}", "train.prompts_per_step=12"]
-    assert main(["train", *run_arguments(reach, whole, *settings, "train.steps=5")]) == 0
-    assert main(["train", *run_arguments(reach, stopped, *settings, "train.steps=3")]) == 0
+    pros = f"method={{name: pros, group_size: 4, pool: {{cut: {cut}}}}}"
+    settings = [pros, "train.prompts_per_step=12"]
+    assert main(["train", *run_arguments(place, whole, *settings, "train.steps=5")]) == 0
+    assert main(["train", *run_arguments(place, stopped, *settings, "train.steps=3")]) == 0
     assert main(["train", "--resume", str(stopped), "train.steps=5"]) == 0
     last = [(run / "graphs.jsonl").read_text().splitlines()[-1] for run in (whole, stopped)]
     assert last[0] == last[1]
@@ -82,6 +88,8 @@ def test_pros_goes_on_from_its_pool_after_a_stop(reach: Path, tmp_path: Path) ->
     assert pools[0].read_text() == pools[1].read_text()
     held = json.loads(pools[0].read_text())
     assert any(len(question["prefixes"]) > 1 for question in held.values())
+    memories = [each for question in held.values() for each in question["memories"][1:]]
+    assert all((memory is None) == (cut == "token") for memory in memories)
 
 
 def test_a_damaged_pool_is_one_line(

@@ -1,8 +1,8 @@
 """PROS's pool: beginnings of earlier right answers, to be continued in later iterations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,9 @@ from graphpo_agent.errors import ConfigError, GraphError
 from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.pass_rates import LogOddsPrior, pass_rates
-from graphpo_agent.types import Task
+from graphpo_agent.types import NO_PREFIX, Prefix, Task
 
-__all__ = ["PoolOptions", "PrefixPool", "valuable_prefix"]
+__all__ = ["Grown", "PoolOptions", "PrefixPool", "valuable_prefix"]
 
 _CORRECT = 0.5
 """A reward above this is a right answer."""
@@ -37,6 +37,8 @@ class PoolOptions:
         max_prefixes: of one question.
         max_prefix_tokens: longer prefixes are not kept; None: no limit. Prefixes of prefixes grow,
             and prompt, prefix and continuation together must fit the policy's context.
+        cut: a prefix ends before the most uncertain ``token``, or with the last whole ``edge``
+            before it, which agent mode needs.
 
     Raises:
         ConfigError: a value outside its range.
@@ -50,6 +52,7 @@ class PoolOptions:
     burn_in: int = 10
     max_prefixes: int = 16
     max_prefix_tokens: int | None = None
+    cut: Literal["token", "edge"] = "token"
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.mean):
@@ -69,11 +72,27 @@ class PoolOptions:
                 raise ConfigError(f"pool: {name} {count} is less than {least}")
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A graph that was grown from what ``PrefixPool.choose`` chose.
+
+    Attributes:
+        graph: its paths hold the continuation only.
+        recall: what the expander remembers of the state at a node's position
+            (``Expander.recall``); asked for whole edges only.
+    """
+
+    task: Task
+    prefix: Prefix
+    graph: RolloutGraph
+    recall: Callable[[int], Any]
+
+
 @dataclass(slots=True, eq=False)
 class _Question:
     """A question and its prefixes. Entry 0 is the question itself, the empty prefix."""
 
-    prefixes: list[NDArray[np.int32]]
+    prefixes: list[Prefix]
     passes: FloatArray
     trials: FloatArray
 
@@ -82,12 +101,12 @@ class _Question:
         """Whether there is anything to choose from but the question itself."""
         return len(self.prefixes) > 1
 
-    def place(self, prefix: NDArray[np.int32]) -> int | None:
-        """Where a prefix stands; None where it does not."""
-        places = (i for i, known in enumerate(self.prefixes) if np.array_equal(known, prefix))
-        return next(places, None)
+    def place(self, prefix: Prefix) -> int | None:
+        """Where a prefix stands, known by its tokens; None where it does not."""
+        same = (i for i, p in enumerate(self.prefixes) if p.token_ids == prefix.token_ids)
+        return next(same, None)
 
-    def add(self, prefix: NDArray[np.int32], limit: int) -> None:
+    def add(self, prefix: Prefix, limit: int) -> None:
         """Take a new prefix in; beyond ``limit`` the least promising of all goes.
 
         That is the one whose rate, (passes + ½)/(trials + 1), lies farthest from ½, and of equals
@@ -119,22 +138,20 @@ class PrefixPool:
     Example::
 
         pool = PrefixPool(PoolOptions())
-        chosen = pool.choose(tasks, rng)            # [(task, ()), (task, (12, 40, 41)), ...]
-        graphs = [grow(task, prefix) for task, prefix in chosen]
-        pool.update([(*pair, graph) for pair, graph in zip(chosen, graphs)])
+        chosen = pool.choose(tasks, rng)    # {"t1": Prefix(), "t2": Prefix((12, 40, 41)), ...}
+        graphs = [grow(task, chosen[task.id]) for task in tasks]
+        pool.update([Grown(t, chosen[t.id], g, recall) for t, g in zip(tasks, graphs)])
     """
 
     def __init__(self, options: PoolOptions) -> None:
         self._options = options
         self._questions: dict[str, _Question] = {}
 
-    def choose(
-        self, tasks: Sequence[Task], rng: np.random.Generator
-    ) -> list[tuple[Task, tuple[int, ...]]]:
-        """For each task the prefix whose estimated pass rate is nearest to one half.
+    def choose(self, tasks: Sequence[Task], rng: np.random.Generator) -> dict[str, Prefix]:
+        """For each task's id the prefix whose estimated pass rate is nearest to one half.
 
-        The question itself, ``()``, is among the candidates, and is what a task without prefixes
-        gets; of equals the oldest is taken.
+        The question itself, the empty prefix, is among the candidates, and is what a task without
+        prefixes gets; of equals the oldest is taken.
 
         Args:
             tasks: in any order.
@@ -147,19 +164,17 @@ class PrefixPool:
             name: question.prefixes[int(np.argmin(np.abs(rate - 0.5)))]
             for (name, question), rate in zip(branched.items(), rates, strict=True)
         }
-        nothing = np.zeros(0, np.int32)
-        return [(task, tuple(chosen.get(task.id, nothing).tolist())) for task in tasks]
+        return {task.id: chosen.get(task.id, NO_PREFIX) for task in tasks}
 
-    def update(self, grown: Sequence[tuple[Task, tuple[int, ...], RolloutGraph]]) -> None:
+    def update(self, grown: Sequence[Grown]) -> None:
         """Learn from graphs: decay all counts, count rewards, keep prefixes of right answers.
 
         Early-stopped paths count nowhere. Rewards between 0 and 1 count in part; above one half an
         answer is right.
 
         Args:
-            grown: what ``choose`` gave, each with the graph grown from it; its paths hold the
-                continuation only. The rewards of a prefix that the pool no longer holds are not
-                counted.
+            grown: what was grown from what ``choose`` gave. The rewards of a prefix that the pool
+                no longer holds are not counted.
 
         Raises:
             GraphError: a right answer without token ids or log-probabilities.
@@ -167,22 +182,22 @@ class PrefixPool:
         for question in self._questions.values():
             question.passes *= self._options.decay
             question.trials *= self._options.decay
-        for task, prefix, graph in grown:
-            start = np.array(prefix, np.int32)
-            question = self._questions.setdefault(task.id, _new_question())
-            place = question.place(start)
-            rewards = graph.reward[graph.terminals]
+        for one in grown:
+            question = self._questions.setdefault(one.task.id, _new_question())
+            place = question.place(one.prefix)
+            rewards = one.graph.reward[one.graph.terminals]
             if place is not None:
                 question.passes[place] += rewards.sum()
                 question.trials[place] += len(rewards)
-            for leaf in graph.terminals[rewards > _CORRECT].tolist():
-                self._keep(question, start, valuable_prefix(graph, leaf))
+            for leaf in one.graph.terminals[rewards > _CORRECT].tolist():
+                self._keep(question, one, leaf)
 
     def state(self) -> dict[str, Any]:
         """Everything the pool knows, as JSON values; ``restore`` reads it."""
         return {
             name: {
-                "prefixes": [prefix.tolist() for prefix in question.prefixes],
+                "prefixes": [list(prefix.token_ids) for prefix in question.prefixes],
+                "memories": [prefix.memory for prefix in question.prefixes],
                 "passes": question.passes.tolist(),
                 "trials": question.trials.tolist(),
             }
@@ -193,19 +208,27 @@ class PrefixPool:
         """Forget everything and know what ``state`` returned instead."""
         self._questions = {
             name: _Question(
-                [np.array(prefix, np.int32) for prefix in record["prefixes"]],
+                [
+                    Prefix(tuple(token_ids), memory)
+                    for token_ids, memory in zip(
+                        record["prefixes"], record["memories"], strict=True
+                    )
+                ],
                 np.array(record["passes"], np.float64),
                 np.array(record["trials"], np.float64),
             )
             for name, record in state.items()
         }
 
-    def _keep(
-        self, question: _Question, start: NDArray[np.int32], further: NDArray[np.int32]
-    ) -> None:
-        prefix = np.concatenate([start, further])
+    def _keep(self, question: _Question, one: Grown, leaf: int) -> None:
+        """Keep the beginning of a right answer, unless it is known, empty or too long."""
+        further, memory = valuable_prefix(one.graph, leaf), None
+        if self._options.cut == "edge":
+            node, whole = _whole_edges(one.graph, leaf, len(further))
+            further, memory = further[:whole], one.recall(node)
+        prefix = Prefix((*one.prefix.token_ids, *further.tolist()), memory)
         longest = self._options.max_prefix_tokens
-        fits = longest is None or len(prefix) <= longest
+        fits = longest is None or len(prefix.token_ids) <= longest
         if len(further) and fits and question.place(prefix) is None:
             question.add(prefix, self._options.max_prefixes)
 
@@ -259,6 +282,14 @@ def valuable_prefix(graph: RolloutGraph, leaf: int) -> NDArray[np.int32]:
     return graph.token_ids[tokens[: low + int(np.argmax(between))]].astype(np.int32)
 
 
+def _whole_edges(graph: RolloutGraph, leaf: int, count: int) -> tuple[int, int]:
+    """The last node on the way to a leaf within ``count`` tokens, and how many lead to it."""
+    path = np.array([0, *graph.path(leaf)])
+    behind = np.concatenate([[0], np.cumsum(np.diff(graph.offsets)[path[1:]])])
+    last = int(np.searchsorted(behind, count, side="right")) - 1
+    return int(path[last]), int(behind[last])
+
+
 def _check_known(graph: RolloutGraph, path: Sequence[int]) -> None:
     for v in path:
         span = slice(graph.offsets[v], graph.offsets[v + 1])
@@ -272,4 +303,4 @@ def _check_known(graph: RolloutGraph, path: Sequence[int]) -> None:
 
 
 def _new_question() -> _Question:
-    return _Question([np.zeros(0, np.int32)], np.zeros(1), np.zeros(1))
+    return _Question([NO_PREFIX], np.zeros(1), np.zeros(1))

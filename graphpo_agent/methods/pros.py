@@ -23,7 +23,7 @@ class Pros:
 
     Where a prompt begins is chosen outside, by a ``PrefixPool`` that lives as long as the run. A
     prefix is the end of the root: it has no loss, and neither lengths nor advantages count it. In
-    agent mode a prefix may end inside a turn, so PROS is for segment mode.
+    agent mode a prefix is whole turns (``pool.cut`` is ``edge``).
 
     Its code is not public; it is followed from descriptions of the paper.
 

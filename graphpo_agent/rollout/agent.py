@@ -3,9 +3,11 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import nan
+from typing import Any
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Policy, Scheduler, Tool
+from graphpo_agent.rollout.agent_memory import AgentMemory, recall, recalled
 from graphpo_agent.rollout.dialects.base import (
     Action,
     Dialect,
@@ -15,14 +17,22 @@ from graphpo_agent.rollout.dialects.base import (
     ToolCall,
     encode_observation,
 )
-from graphpo_agent.rollout.path import limited, open_path, out_of_budget, room_left
+from graphpo_agent.rollout.path import (
+    behind_prefix,
+    limited,
+    open_path,
+    out_of_budget,
+    room_left,
+)
 from graphpo_agent.types import (
+    NO_PREFIX,
     Completion,
     Context,
     Document,
     FailureKind,
     Outcome,
     PathState,
+    Prefix,
     SampleRequest,
     SamplingParams,
     Step,
@@ -31,33 +41,7 @@ from graphpo_agent.types import (
     ToolResult,
 )
 
-__all__ = ["AgentMemory", "TurnExpander", "check_tools"]
-
-
-@dataclass(frozen=True, slots=True)
-class AgentMemory:
-    """What a path has been shown and has done; the ``memory`` of a ``PathState`` in agent mode.
-
-    Example: after one search that found two documents and one turn without an action::
-
-        AgentMemory(
-            turns=("<search> karo </search>", "hm"),
-            documents_found=(doc_7, doc_3),
-            tool_calls=1,
-            invalid_actions=1,
-        )
-    """
-
-    turns: tuple[str, ...] = ()
-    """The policy's own text of each turn."""
-    documents_found: tuple[Document, ...] = ()
-    """Each once, in order of first retrieval; a document that truncation cut away whole is not."""
-    tool_calls: int = 0
-    """Calls whose observation the path holds."""
-    invalid_actions: int = 0
-    """Turns that were answered by the invalid-action message."""
-    facts: tuple[str, ...] = ()
-    """What tools replied without naming documents, each once, such as a program's output."""
+__all__ = ["TurnExpander", "check_tools"]
 
 
 _STATUS_OF_FAILURE: Mapping[FailureKind | None, StepStatus] = {
@@ -150,16 +134,26 @@ class TurnExpander:
         self._max_observation_tokens = max_observation_tokens
         self._max_response_tokens = max_response_tokens
 
-    def start(self, policy: Policy, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
+    def start(self, policy: Policy, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         """The root: the prompt that the dialect writes for the task.
 
+        A prefix is whole turns, with what ``recall`` said of the state behind them; they count as
+        turns of the path.
+
         Raises:
-            ConfigError: a prefix, which may end inside a turn.
-            DataError: the prompt does not fit into the policy's context.
+            DataError: the prompt does not fit into the policy's context, or the prefix leaves no
+                room in the response.
         """
-        if prefix:
-            raise ConfigError("agent mode cannot begin behind a prefix: use segment mode")
-        return open_path(policy, task, self._dialect.render(task), memory=AgentMemory())
+        state = open_path(policy, task, self._dialect.render(task), memory=AgentMemory())
+        if not prefix.token_ids:
+            return state
+        return recalled(
+            behind_prefix(policy, state, prefix, self._max_response_tokens), prefix.memory
+        )
+
+    def recall(self, state: PathState) -> dict[str, Any]:
+        """The turns so far and what they found."""
+        return recall(state)
 
     async def expand(
         self,

@@ -39,7 +39,9 @@ from graphpo_agent.rollout.branches import (
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.types import (
+    NO_PREFIX,
     PathState,
+    Prefix,
     SamplingParams,
     StateDescription,
     Step,
@@ -51,7 +53,7 @@ __all__ = ["UNLIMITED", "Grower", "Rollout"]
 
 
 UNLIMITED = Budget()
-NO_PREFIXES: Mapping[str, tuple[int, ...]] = {}
+NO_PREFIXES: Mapping[str, Prefix] = {}
 
 _TASKS_AT_ONCE = 256
 """The keys and values of their paths are kept until all of them are finished."""
@@ -140,7 +142,7 @@ class Grower:
         seed_parts: tuple[int | str, ...],
         budget: Budget = UNLIMITED,
         finished: Callable[[], object] = lambda: None,
-        prefixes: Mapping[str, tuple[int, ...]] = NO_PREFIXES,
+        prefixes: Mapping[str, Prefix] = NO_PREFIXES,
     ) -> list[Rollout]:
         """One graph per task.
 
@@ -162,7 +164,7 @@ class Grower:
                 self._grow(
                     scheduler,
                     task,
-                    prefixes.get(task.id, ()),
+                    prefixes.get(task.id, NO_PREFIX),
                     method,
                     sampling,
                     seed_parts,
@@ -181,7 +183,7 @@ class Grower:
         self,
         scheduler: Scheduler,
         task: Task,
-        prefix: tuple[int, ...],
+        prefix: Prefix,
         method: Method,
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
@@ -210,19 +212,19 @@ class Grower:
         return one.finished()
 
     async def _start(
-        self, scheduler: Scheduler, task: Task, prefix: tuple[int, ...], method: Method
+        self, scheduler: Scheduler, task: Task, prefix: Prefix, method: Method
     ) -> _Growing:
         state = self.expander.start(scheduler.policy, task, prefix)
         (description,), vectors = await self._describe(scheduler, method, [state])
         graph = RolloutGraph.root(
             task.id,
-            token_ids=state.prompt_ids + prefix,
+            token_ids=state.prompt_ids + prefix.token_ids,
             key=description.key,
             state=description.text,
             embedding=None if vectors is None else vectors[0],
         )
         ledger = Ledger(
-            prefilled_tokens=state.prompt_tokens + len(prefix),
+            prefilled_tokens=state.prompt_tokens + len(prefix.token_ids),
             summary_tokens=description.summary_tokens,
         )
         root = np.zeros(1, np.int64)

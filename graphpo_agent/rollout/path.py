@@ -5,9 +5,10 @@ from typing import Any
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.protocols import Policy
-from graphpo_agent.types import Completion, Context, PathState, Prompt, SampleRequest, Task
+from graphpo_agent.types import Completion, Context, PathState, Prefix, Prompt, SampleRequest, Task
 
 __all__ = [
+    "behind_prefix",
     "check_template",
     "fill_template",
     "limited",
@@ -65,6 +66,23 @@ def open_path(policy: Policy, task: Task, prompt: Prompt, memory: Any) -> PathSt
         answer=None,
         memory=memory,
     )
+
+
+def behind_prefix(
+    policy: Policy, root: PathState, prefix: Prefix, max_response_tokens: int
+) -> PathState:
+    """The root of a graph that goes on from an earlier answer; the mode fills in the rest.
+
+    Raises:
+        DataError: nothing fits behind the prefix any more.
+    """
+    context = policy.extend(root.context, prefix.token_ids)
+    if room_left(root, context, max_response_tokens, policy.max_context_tokens) < 1:
+        raise DataError(
+            f"task {root.task.id!r}: {len(prefix.token_ids)} tokens of an earlier answer leave no "
+            f"room in a response of {max_response_tokens}; set method.pool.max_prefix_tokens"
+        )
+    return replace(root, context=context)
 
 
 def room_left(

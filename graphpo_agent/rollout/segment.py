@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from graphpo_agent.errors import DataError
 from graphpo_agent.protocols import Policy, Scheduler
 from graphpo_agent.rollout.path import (
+    behind_prefix,
     check_template,
     fill_template,
     limited,
@@ -13,11 +13,13 @@ from graphpo_agent.rollout.path import (
     room_left,
 )
 from graphpo_agent.types import (
+    NO_PREFIX,
     Completion,
     Context,
     Message,
     Outcome,
     PathState,
+    Prefix,
     SampleRequest,
     SamplingParams,
     Step,
@@ -79,7 +81,7 @@ class SegmentExpander:
         self._prompt_template = check_template(prompt_template)
         self._system_prompt = system_prompt
 
-    def start(self, policy: Policy, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
+    def start(self, policy: Policy, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         """The root: the task's question in the prompt template, as one user message.
 
         A prefix counts as the beginning of the response, which the verifier reads as a whole.
@@ -92,20 +94,15 @@ class SegmentExpander:
         messages: list[Message] = [{"role": "user", "content": content}]
         if self._system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self._system_prompt})
-        state = open_path(policy, task, messages, memory=prefix)
-        if not prefix:
+        state = open_path(policy, task, messages, memory=())
+        if not prefix.token_ids:
             return state
-        begun = replace(
-            state,
-            context=policy.extend(state.context, prefix),
-            response=policy.tokenizer.decode(prefix),
-        )
-        if self._room(policy, begun, begun.context) < 1:
-            raise DataError(
-                f"task {task.id!r}: {len(prefix)} tokens of an earlier answer leave no room in a "
-                f"response of {self._max_response_tokens}; set method.pool.max_prefix_tokens"
-            )
-        return begun
+        begun = behind_prefix(policy, state, prefix, self._max_response_tokens)
+        response = policy.tokenizer.decode(prefix.token_ids)
+        return replace(begun, response=response, memory=prefix.token_ids)
+
+    def recall(self, state: PathState) -> None:
+        """Nothing: the tokens say it all."""
 
     async def expand(
         self,

@@ -10,7 +10,7 @@ from asyncio import gather
 from collections.abc import Callable, Sequence
 
 from graphpo_agent.protocols import Scheduler
-from graphpo_agent.rollout.agent import AgentMemory
+from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.types import PathState, SampleRequest, SamplingParams, StateDescription
 
 __all__ = ["SUMMARY_REQUEST", "KeyDescriber", "PolicySummary", "TextDescriber", "documents_key"]

@@ -13,9 +13,9 @@ from graphpo_agent.errors import ConfigError, GraphError
 from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.pass_rates import LogOddsPrior, pass_rates, polya_gamma
-from graphpo_agent.methods.prefix_pool import PoolOptions, PrefixPool, valuable_prefix
+from graphpo_agent.methods.prefix_pool import Grown, PoolOptions, PrefixPool, valuable_prefix
 from graphpo_agent.methods.pros import Pros
-from graphpo_agent.types import Task
+from graphpo_agent.types import Prefix, Task
 from tests.graph.strategies import graph_of
 from tests.methods.growing import World, ends_at, grow
 from tests.methods.shapes import credit_of, graph_from, plain_records
@@ -165,12 +165,12 @@ def test_the_cut_is_the_definition_s_on_random_chains(seed):
 def test_what_a_right_answer_lacks_is_one_line_that_names_the_field():
     unknown = graph_from([None, 0], [None, 1.0], logprobs=[None, [-1.0, -1.0]])
     with pytest.raises(GraphError, match=r"graph 'g', node 1: .*field `tokens`"):
-        PrefixPool(PoolOptions()).update([(task("a"), (), unknown)])
+        learn(PrefixPool(PoolOptions()), (task("a"), (), unknown))
     silent = graph_from([None, 0], [None, 1.0], tokens=[[1], [4, 5]])
     with pytest.raises(GraphError, match=r"graph 'g', node 1: .*field `logprobs`"):
-        PrefixPool(PoolOptions()).update([(task("a"), (), silent)])
+        learn(PrefixPool(PoolOptions()), (task("a"), (), silent))
     wrong = graph_from([None, 0], [None, 0.0])
-    PrefixPool(PoolOptions()).update([(task("a"), (), wrong)])
+    learn(PrefixPool(PoolOptions()), (task("a"), (), wrong))
 
 
 # The pool
@@ -189,27 +189,37 @@ def answers(*rewards, first=100, length=8):
     return graph_of_edges(*edges)
 
 
+def learn(pool, *grown, recall=lambda node: None):
+    pool.update([Grown(of, Prefix(start), graph, recall) for of, start, graph in grown])
+
+
 def choose(pool, *names, seed=0):
-    return [p for _, p in pool.choose([task(x) for x in names], np.random.default_rng(seed))]
+    chosen = pool.choose([task(x) for x in names], np.random.default_rng(seed))
+    return [chosen[name].token_ids for name in names]
 
 
 def test_a_task_without_a_right_answer_begins_at_its_prompt():
     pool = PrefixPool(PoolOptions())
     assert choose(pool, "a") == [()]
-    pool.update([(task("a"), (), answers(0.0, 0.5))])
+    learn(pool, (task("a"), (), answers(0.0, 0.5)))
     assert choose(pool, "a") == [()]
-    assert pool.state()["a"] == {"prefixes": [[]], "passes": [0.5], "trials": [2.0]}
+    assert pool.state()["a"] == {
+        "prefixes": [[]],
+        "memories": [None],
+        "passes": [0.5],
+        "trials": [2.0],
+    }
 
 
 def test_a_hard_question_is_continued_from_its_one_right_answer_and_left_when_that_is_easy():
     pool = PrefixPool(PoolOptions(child_spread=1.0))
-    pool.update([(task("a"), (), answers(1.0, *[0.0] * 15))])
+    learn(pool, (task("a"), (), answers(1.0, *[0.0] * 15)))
     prefix = (100, 101, 102)
-    pool.update([(task("a"), prefix, answers(*[0.0] * 4, *[0.5] * 8))])
+    learn(pool, (task("a"), prefix, answers(*[0.0] * 4, *[0.5] * 8)))
     assert choose(pool, "a", "b") == [prefix, ()]
     easy = PrefixPool(PoolOptions(child_spread=1.0))
-    easy.update([(task("a"), (), answers(1.0, 0.0))])
-    easy.update([(task("a"), prefix, answers(*[0.5] * 2))])
+    learn(easy, (task("a"), (), answers(1.0, 0.0)))
+    learn(easy, (task("a"), prefix, answers(*[0.5] * 2)))
     state = easy.state()
     state["a"]["passes"][1] = state["a"]["trials"][1] = 40.0
     easy.restore(state)
@@ -218,8 +228,8 @@ def test_a_hard_question_is_continued_from_its_one_right_answer_and_left_when_th
 
 def test_a_prefix_of_a_prefix_is_whole():
     pool = PrefixPool(PoolOptions())
-    pool.update([(task("a"), (), answers(1.0))])
-    pool.update([(task("a"), (100, 101, 102), answers(1.0, 0.0, first=500))])
+    learn(pool, (task("a"), (), answers(1.0)))
+    learn(pool, (task("a"), (100, 101, 102), answers(1.0, 0.0, first=500)))
     state = pool.state()["a"]
     assert state["prefixes"] == [[], [100, 101, 102], [100, 101, 102, 500, 501, 502]]
     assert state["passes"] == pytest.approx([0.99, 1.0, 0.0])
@@ -228,9 +238,9 @@ def test_a_prefix_of_a_prefix_is_whole():
 
 def test_counts_decay_before_every_update_whoever_is_updated():
     pool = PrefixPool(PoolOptions(decay=0.5))
-    pool.update([(task("a"), (), answers(0.0, 0.5))])
-    pool.update([(task("b"), (), answers(0.0))])
-    pool.update([(task("a"), (), answers(0.0))])
+    learn(pool, (task("a"), (), answers(0.0, 0.5)))
+    learn(pool, (task("b"), (), answers(0.0)))
+    learn(pool, (task("a"), (), answers(0.0)))
     state = pool.state()
     assert state["a"]["passes"] == [0.125] and state["a"]["trials"] == [1.5]
     assert state["b"]["trials"] == [0.5]
@@ -239,29 +249,29 @@ def test_counts_decay_before_every_update_whoever_is_updated():
 def test_early_stopped_paths_count_nowhere():
     graph = graph_of_edges(edge(0, [5], [1.0]), edge(0, [6, 7], [1.0, 1.0], reward=0.0))
     pool = PrefixPool(PoolOptions())
-    pool.update([(task("a"), (), graph)])
+    learn(pool, (task("a"), (), graph))
     assert pool.state()["a"]["trials"] == [1.0]
 
 
 def test_the_same_prefix_is_kept_once_and_one_too_long_not_at_all():
     pool = PrefixPool(PoolOptions(max_prefix_tokens=3))
     for _ in range(2):
-        pool.update([(task("a"), (), answers(1.0))])
-    pool.update([(task("a"), (100, 101, 102), answers(1.0))])
+        learn(pool, (task("a"), (), answers(1.0)))
+    learn(pool, (task("a"), (100, 101, 102), answers(1.0)))
     assert pool.state()["a"]["prefixes"] == [[], [100, 101, 102]]
 
 
 def test_beyond_its_limit_a_question_loses_what_is_farthest_from_one_half():
     pool = PrefixPool(PoolOptions(max_prefixes=2, decay=1.0))
-    pool.update([(task("a"), (), answers(1.0, 1.0))])
+    learn(pool, (task("a"), (), answers(1.0, 1.0)))
     first, second, third = (100, 101, 102), (108, 109, 110), (116, 117, 118)
-    pool.update([(task("a"), second, answers(0.0, 0.0))])
-    pool.update([(task("a"), (), answers(0.0, 0.0, 1.0))])
+    learn(pool, (task("a"), second, answers(0.0, 0.0)))
+    learn(pool, (task("a"), (), answers(0.0, 0.0, 1.0)))
     state = pool.state()["a"]
     assert state["prefixes"] == [[], list(first), list(third)]
     assert state["passes"] == [3.0, 0.0, 0.0] and state["trials"] == [5.0, 0.0, 0.0]
     # Of equals the oldest goes; what was told of a prefix that is gone counts nowhere.
-    pool.update([(task("a"), second, answers(0.0)), (task("a"), (), answers(1.0, first=900))])
+    learn(pool, (task("a"), second, answers(0.0)), (task("a"), (), answers(1.0, first=900)))
     state = pool.state()["a"]
     assert state["prefixes"] == [[], list(third), [900, 901, 902]]
     assert state["trials"] == [6.0, 0.0, 0.0]
@@ -288,7 +298,7 @@ def test_counts_and_prefixes_are_the_definition_s_over_random_runs(seed):
                 new = (*start, *range(first + 8 * i, first + 8 * i + 3))
                 if reward > 0.5 and new not in prefixes[name]:
                     prefixes[name].append(new)
-        pool.update(grown)
+        learn(pool, *grown)
     for name, record in pool.state().items():
         assert [tuple(p) for p in record["prefixes"]] == prefixes[name]
         for i, p in enumerate(prefixes[name]):
@@ -299,17 +309,44 @@ def test_counts_and_prefixes_are_the_definition_s_over_random_runs(seed):
 def test_a_restored_pool_goes_on_as_if_nothing_had_happened():
     pool, names = PrefixPool(PoolOptions(draws=3, burn_in=0)), "abcdef"
     for step in range(4):
-        chosen = pool.choose([task(x) for x in names], np.random.default_rng(step))
-        pool.update(
-            [(*pair, answers(1.0, 0.0, first=1000 * step + i)) for i, pair in enumerate(chosen)]
-        )
+        chosen = choose(pool, *names, seed=step)
+        grown = [answers(1.0, 0.0, first=1000 * step + i) for i in range(len(names))]
+        learn(pool, *zip(map(task, names), chosen, grown, strict=True))
     restored = PrefixPool(PoolOptions(draws=3, burn_in=0))
-    restored.update([(task("z"), (), answers(1.0))])
+    learn(restored, (task("z"), (), answers(1.0)))
     restored.restore(json.loads(json.dumps(pool.state())))
     assert restored.state() == pool.state()
     choices = [choose(pool, *names, seed=seed) for seed in range(20)]
     assert [choose(restored, *names, seed=seed) for seed in range(20)] == choices
     assert len({tuple(c) for c in choices}) > 1, "three draws leave the estimates uncertain"
+
+
+def test_whole_edges_keep_what_the_expander_remembers_of_their_end():
+    # T = 9. The most uncertain token of the middle half, 3 to 6, is number 5, inside the second
+    # edge: the first one is kept. The second answer is uncertain in its first edge: nothing is.
+    graph = graph_of_edges(
+        edge(0, [10, 11, 12], [0.1, 0.1, 0.2]),
+        edge(1, [13, 14, 15, 16, 17, 18], [0.3, 0.3, 2.0, None, None, 0.1], reward=1.0),
+        edge(0, [20, 21, 22, 23, 24], [0.1, 0.1, 3.0, 0.1, 0.1], reward=1.0),
+    )
+    pool = PrefixPool(PoolOptions(cut="edge"))
+    learn(pool, (task("a"), (7, 8), graph), recall=lambda node: {"node": node})
+    assert pool.state()["a"]["prefixes"] == [[], [7, 8, 10, 11, 12]]
+    assert pool.state()["a"]["memories"] == [None, {"node": 1}]
+    restored = PrefixPool(PoolOptions(cut="edge"))
+    restored.restore(json.loads(json.dumps(pool.state())))
+    chosen = [restored.choose([task("a")], np.random.default_rng(seed))["a"] for seed in range(20)]
+    assert Prefix((7, 8, 10, 11, 12), {"node": 1}) in chosen
+
+
+def test_an_edge_that_ends_where_the_prefix_does_is_whole():
+    # T = 8: token 4 begins the second edge.
+    graph = graph_of_edges(
+        edge(0, [10, 11, 12, 13], [0.1] * 4), edge(1, [14, 15, 16, 17], [2, 1, 1, 1], reward=1.0)
+    )
+    pool = PrefixPool(PoolOptions(cut="edge"))
+    learn(pool, (task("a"), (), graph))
+    assert pool.state()["a"]["prefixes"] == [[], [10, 11, 12, 13]]
 
 
 def test_what_is_chosen_is_nearest_to_one_half():
@@ -319,7 +356,12 @@ def test_what_is_chosen_is_nearest_to_one_half():
     passes = {name: [float(rng.randrange(9)) for _ in prefixes] for name in "abcd"}
     pool.restore(
         {
-            name: {"prefixes": prefixes, "passes": counts, "trials": [8.0] * 4}
+            name: {
+                "prefixes": prefixes,
+                "memories": [None] * 4,
+                "passes": counts,
+                "trials": [8.0] * 4,
+            }
             for name, counts in passes.items()
         }
     )

@@ -6,13 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.rollout.agent import AgentMemory, TurnExpander
+from graphpo_agent.rollout.agent import TurnExpander
+from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
 from graphpo_agent.rollout.dialects.base import InvalidAction
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.rollout.summarize import documents_key
-from graphpo_agent.types import Document, PathState, SamplingParams, Step, Task, ToolResult
+from graphpo_agent.types import (
+    Document,
+    PathState,
+    Prefix,
+    SamplingParams,
+    Step,
+    Task,
+    ToolResult,
+)
 from retrievers.bm25 import Bm25Retriever, build_bm25
 from retrievers.remote import RemoteRetriever
 from tests.rollout.scripted import (
@@ -241,6 +250,24 @@ def test_equal_queries_are_asked_once():
         (KARO,),
     ]
     assert [step.state.task.id for step in steps] == ["t1", "t1", "t2", "t2", "t2"]
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_a_path_goes_on_behind_a_prefix_as_if_it_had_not_been_left(turn):
+    expander = make()
+    policy = ScriptedPolicy(turns(SEARCH_KARO, MUTE, SEARCH_LITA, ANSWER))
+    root, steps = walk(expander, policy)
+    left = steps[turn].state
+    memory = json.loads(json.dumps(expander.recall(left)))
+    token_ids = tuple(x for step in steps[: turn + 1] for x in step.token_ids)
+    state = expander.start(policy, TASK, Prefix(token_ids, memory))
+    assert state == left and state.prompt_ids == root.prompt_ids
+    for step in steps[turn + 1 :]:
+        assert expand(expander, policy, [state], [0], SAMPLING) == [step]
+        state = step.state
+    short = make(max_response_tokens=len(token_ids))
+    with pytest.raises(DataError, match="max_prefix_tokens"):
+        short.start(policy, TASK, Prefix(token_ids, memory))
 
 
 def test_siblings_of_one_state_do_not_touch_each_other():

@@ -15,7 +15,7 @@ from graphpo_agent.methods.spo_chain import SpoChain
 from graphpo_agent.methods.treerl import TreeRL
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander
-from graphpo_agent.types import SamplingParams, Task
+from graphpo_agent.types import Prefix, SamplingParams, Task
 from tests.rollout.test_real_policy import make_policy
 
 TASKS = [Task(f"t{i}", f"Who mentored number {i}?", ()) for i in range(3)]
@@ -110,7 +110,7 @@ def test_a_prefix_is_the_roots_and_counts_as_the_beginning_of_the_answer(directo
         SegmentExpander(segment_length=7, max_response_tokens=24), lambda task, outcome: 1.0
     )
     prefix = tuple(range(10, 20))
-    begun = {"t1": prefix}
+    begun = {"t1": Prefix(prefix)}
     rollouts = grower.grow(policy, TASKS, Grpo(2), SamplingParams(), (0,), prefixes=begun)
     plain, rollout, _ = rollouts
     root = rollout.graph.token_ids[: rollout.graph.offsets[1]].tolist()
@@ -123,4 +123,6 @@ def test_a_prefix_is_the_roots_and_counts_as_the_beginning_of_the_answer(directo
         assert own + 10 <= 24 and rollout.states[v].response.startswith(start.rstrip())
     policy.release()
     with pytest.raises(DataError, match="max_prefix_tokens"):
-        grower.grow(policy, TASKS, Grpo(2), SamplingParams(), (0,), prefixes={"t1": (9,) * 24})
+        grower.grow(
+            policy, TASKS, Grpo(2), SamplingParams(), (0,), prefixes={"t1": Prefix((9,) * 24)}
+        )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.chat import OpenAIChat
-from graphpo_agent.rollout.agent import AgentMemory
+from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.rollout.frozen_summary import FrozenSummary, written_path
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.types import Document, PathState, StateDescription, Task

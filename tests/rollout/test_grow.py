@@ -14,7 +14,7 @@ from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
 from graphpo_agent.rollout.summarize import KeyDescriber
-from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
+from graphpo_agent.types import NO_PREFIX, Outcome, PathState, Prefix, SamplingParams, Step, Task
 
 GOAL = 3
 
@@ -45,7 +45,7 @@ class Walk:
         self.observed = observed
         self.seeds: list[int] = []
 
-    def start(self, policy: Any, task: Task, prefix: tuple[int, ...] = ()) -> PathState:
+    def start(self, policy: Any, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         return PathState(task, Position(3), 0, (1, 2, 3), "", None, memory=0)
 
     def outcome(self, state: PathState) -> Outcome:

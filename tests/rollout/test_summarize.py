@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpo_agent.rollout.agent import AgentMemory
+from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.rollout.summarize import (
     SUMMARY_REQUEST,
     KeyDescriber,
