@@ -30,9 +30,10 @@ from graphpo_agent.config import (
     TeiEmbedderConfig,
     TextState,
     UpdateConfig,
+    VerlEngineConfig,
     VllmEngineConfig,
 )
-from graphpo_agent.config_methods import MethodConfig, PrmMethod, ProsMethod
+from graphpo_agent.config_methods import MethodConfig, PrmMethod
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
@@ -53,7 +54,9 @@ from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.budget import Budget
-from graphpo_agent.methods.prefix_pool import PoolOptions, PrefixPool
+from graphpo_agent.methods.method import Method
+from graphpo_agent.methods.prefix_pool import PrefixPool
+from graphpo_agent.methods.pros import Pros
 from graphpo_agent.named import callable_of, check_constructible, constructed
 from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.protocols import (
@@ -130,7 +133,13 @@ def build_policy(config: RunConfig) -> Policy:
     return VllmPolicy(path, tokenizer, options)
 
 
-def _vllm_options(engine: VllmEngineConfig, model: ModelConfig) -> VllmOptions:
+def _vllm_options(
+    engine: VllmEngineConfig | VerlEngineConfig, model: ModelConfig
+) -> VllmOptions:
+    if isinstance(engine, VerlEngineConfig):
+        raise ConfigError(
+            "engine.kind verl only trains: add --engine local or vllm, or set engine={kind: local}"
+        )
     return VllmOptions(dtype=model.dtype, **engine.model_dump(exclude={"kind"}))
 
 
@@ -234,11 +243,9 @@ def build_step_scoring(config: MethodConfig) -> StepScoring | None:
     return StepScoring(scorer, config.steps)
 
 
-def build_prefixes(config: MethodConfig) -> PrefixPool | None:
+def build_prefixes(method: Method) -> PrefixPool | None:
     """The pool of the method that goes on from earlier answers."""
-    if not isinstance(config, ProsMethod):
-        return None
-    return PrefixPool(PoolOptions(**config.pool.model_dump()))
+    return PrefixPool(method.pool) if isinstance(method, Pros) else None
 
 
 def build_budget(config: BudgetConfig) -> Budget:
