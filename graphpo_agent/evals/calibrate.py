@@ -180,8 +180,10 @@ def calibrate_choices(
     base = _sums(random_sample, pairs, squares, np.ones(len(pairs.i), np.bool_))
     scored = _Scored.of(graphs, credit, rewards)
     found: dict[str, ChoiceCalibration] = {}
+    seed = int(rng.integers(2**63))
     for name, choice in merges.items():
-        evidence = _Evidence.of(samples[name], pairs, rewards, base, rng)
+        tests = np.random.default_rng(seed)  # the same for all, whichever others there are
+        evidence = _Evidence.of(samples[name], pairs, rewards, base, tests)
         rows: list[ThresholdRow] = []
         for threshold, classes, merged in zip(
             choice.thresholds, choice.classes, choice.merged, strict=True

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.evals import calibrate
 from graphpo_agent.evals.calibrate import CalibrateOptions, calibrate_choices
 from graphpo_agent.evals.calibrate_pairs import (
     candidate_pairs,
@@ -82,6 +83,18 @@ def test_right_and_wrong_keys_by_hand():
     assert alone.merged_pairs == alone.merged_states == alone.measured_pairs == 0
     assert np.isnan([alone.right, alone.difference, alone.spread, alone.spread_upper]).all()
     assert found.choices["none"].recommended is None
+
+
+def test_a_choice_is_tested_alike_whichever_others_there_are(monkeypatch):
+    shuffles: list[float] = []
+
+    def p_values(rewards, i, j, rng):
+        shuffles.append(rng.random())
+        return np.ones(len(i))
+
+    monkeypatch.setattr(calibrate, "difference_p_values", p_values)
+    measured({"right": "aabb", "wrong": "abab", "same": "aabb"}, WORTH)
+    assert len(shuffles) == 3 and len(set(shuffles)) == 1
 
 
 def test_errors_of_node_scores_by_hand():
