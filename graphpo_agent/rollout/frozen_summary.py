@@ -9,9 +9,9 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.protocols import ChatModel, Scheduler
 from graphpo_agent.rollout.agent import AgentMemory
-from graphpo_agent.types import Document, PathState, StateDescription
+from graphpo_agent.types import Document, Message, PathState, StateDescription
 
-__all__ = ["FrozenSummary", "written_path"]
+__all__ = ["FrozenSummary", "summary_messages", "written_path"]
 
 _REQUEST = """\
 The JSON object below holds a question, what somebody who works on it has written so far, and the \
@@ -86,9 +86,7 @@ class FrozenSummary:
 
     def _summary(self, path: str) -> str | None:
         try:
-            reply = self._chat.reply(
-                [{"role": "user", "content": _REQUEST + path}], self._max_summary_tokens
-            )
+            reply = self._chat.reply(summary_messages(path), self._max_summary_tokens)
         except CallFailed:
             reply = ""
         text = without_thinking(reply)
@@ -97,6 +95,15 @@ class FrozenSummary:
                 self._failed += 1
             return None
         return text
+
+
+def summary_messages(path: str) -> list[Message]:
+    """What the frozen model is asked; a model that is to be trained for it learns from this.
+
+    Args:
+        path: as ``written_path`` shows it.
+    """
+    return [{"role": "user", "content": _REQUEST + path}]
 
 
 def written_path(state: PathState, max_characters: int) -> str:
