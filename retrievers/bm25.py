@@ -17,22 +17,15 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import DataError, ToolError
 from graphpo_agent.types import Document
+from retrievers.bm25_words import split_words
 from retrievers.corpus import Corpus, read_corpus
-from retrievers.index_files import (
-    build_directory,
-    finish_index,
-    open_corpus,
-    read_manifest,
-    refuse_inside,
-)
+from retrievers.index_build import Build, build_directory, corpus_source, refuse_inside
+from retrievers.index_files import finish_index, open_corpus, read_manifest
 from retrievers.index_options import check_bm25
-from retrievers.progress import progress
 
 __all__ = ["Backend", "Bm25Retriever", "build_bm25", "write_bm25"]
 
 Backend = Literal["auto", "numpy", "numba"]
-
-_CHUNK_DOCS = 10_000
 
 
 def build_bm25(
@@ -45,6 +38,9 @@ def build_bm25(
     stopwords: str | None = "english",
 ) -> dict[str, Any]:
     """Index a corpus; the directory appears, or is replaced, only when complete.
+
+    The same call goes on where an interrupted one stopped splitting the corpus into words, as long
+    as the corpus, ``stemmer`` and ``stopwords`` are as they were.
 
     Example: ``build_bm25(Path("corpus.jsonl"), Path("index"))["num_docs"]`` is the number of lines.
 
@@ -68,13 +64,20 @@ def build_bm25(
     _check_options(k1, b, stemmer, stopwords)
     refuse_inside(corpus_path, directory)
     corpus = read_corpus(corpus_path)
-    with build_directory(directory) as work:
-        made = write_bm25(work, corpus, k1=k1, b=b, stemmer=stemmer, stopwords=stopwords)
-        return finish_index(work, directory, "bm25", corpus, **made)
+    source = {
+        "kind": "bm25",
+        **corpus_source(corpus),
+        "stemmer": stemmer,
+        "stopwords": stopwords,
+        "bm25s": bm25s.__version__,
+    }
+    with build_directory(directory, source) as build:
+        made = write_bm25(build, corpus, k1=k1, b=b, stemmer=stemmer, stopwords=stopwords)
+        return finish_index(build.new, directory, "bm25", corpus, **made)
 
 
 def write_bm25(
-    work: Path, corpus: Corpus, *, k1: float, b: float, stemmer: str | None, stopwords: str | None
+    build: Build, corpus: Corpus, *, k1: float, b: float, stemmer: str | None, stopwords: str | None
 ) -> dict[str, Any]:
     """Write bm25s' own files of an index; the arguments are those of ``build_bm25``.
 
@@ -84,19 +87,14 @@ def write_bm25(
     Raises:
         DataError: no document has a word that would be indexed.
     """
-    vocabulary: dict[str, int] = {}
-    rows: list[list[int]] = []
-    with progress("splitting into words", len(corpus), "doc") as bar:
-        for start in range(0, len(corpus), _CHUNK_DOCS):
-            texts = corpus.texts(start, start + _CHUNK_DOCS)
-            for words in _tokenize(texts, stemmer, stopwords):
-                rows.append([vocabulary.setdefault(word, len(vocabulary)) for word in words])
-            bar.update(len(texts))
+    rows, vocabulary = split_words(
+        build, corpus, lambda texts: _tokenize(texts, stemmer, stopwords)
+    )
     if not vocabulary:
         raise DataError(f"{corpus.path}: no document has a word to index; look at its contents")
     index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
     index.index((rows, vocabulary), show_progress=sys.stderr.isatty())
-    index.save(work)
+    index.save(build.new)
     options = {"k1": k1, "b": b, "stemmer": stemmer, "stopwords": stopwords}
     return {"options": options, "bm25s": bm25s.__version__}
 

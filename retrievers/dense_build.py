@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,24 +12,18 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import ModelError, ToolError
 from graphpo_agent.net.checks import check_counts
-from retrievers.corpus import Corpus, corpus_fingerprint, read_corpus
+from retrievers.corpus import Corpus, read_corpus
 from retrievers.encoders import EncoderSettings, resolve_encoder
 from retrievers.faiss_index import build_faiss, flat_vectors, map_faiss, parse_type
-from retrievers.index_files import (
-    build_directory,
-    finish_index,
-    refuse_inside,
-    relative_path,
-    remove_entries,
-)
-from retrievers.progress import progress, say
+from retrievers.index_build import Build, build_directory, corpus_source, link, refuse_inside
+from retrievers.index_files import finish_index, relative_path
+from retrievers.progress import progress
 
 __all__ = ["VECTORS_FILE", "build_dense", "has_vectors", "kept_vectors", "write_dense"]
 
 _INDEX_FILE = "index.faiss"
 VECTORS_FILE = "vectors.f32"
 """[num_docs, dimension] little-endian float32, in corpus order."""
-_CHECKPOINT_FILE = "checkpoint.json"
 _CHUNK_BATCHES = 16
 """Batches between two checkpoints; within a chunk texts of like length go together."""
 
@@ -104,31 +97,31 @@ def build_dense(
         return _adopt(corpus, directory, encoder, Path(faiss_index))
     parse_type(index_type, len(corpus))
     embedder = encoder.load(encoder.passage_prefix, batch_size, device)
-    with build_directory(directory, resumable=True) as work:
-        source = {
-            **corpus_fingerprint(corpus.path),
-            "encoder": asdict(encoder),
-            "encoder_files": _files_digest(Path(encoder.model)),
-        }
-        _encode(work, corpus, embedder.embed, source, batch_size * _CHUNK_BATCHES)
-        made = write_dense(work, len(corpus), index_type, encoder, keep_vectors)
-        return finish_index(work, directory, "dense", corpus, **made)
+    source = {
+        "kind": "dense",
+        **corpus_source(corpus),
+        "encoder": asdict(encoder),
+        "encoder_files": _files_digest(Path(encoder.model)),
+    }
+    with build_directory(directory, source) as build:
+        _encode(build, corpus, embedder.embed, encoder.model, batch_size * _CHUNK_BATCHES)
+        made = write_dense(build, len(corpus), index_type, encoder, keep_vectors)
+        return finish_index(build.new, directory, "dense", corpus, **made)
 
 
 def write_dense(
-    work: Path, num_docs: int, index_type: str, encoder: EncoderSettings, keep_vectors: bool
+    build: Build, num_docs: int, index_type: str, encoder: EncoderSettings, keep_vectors: bool
 ) -> dict[str, Any]:
-    """Turn the finished vectors in the build directory into an index.
+    """Turn the finished vectors that the build keeps into an index.
 
     Returns:
         The options and further entries of the manifest.
     """
-    vectors = _map_vectors(work, num_docs)
+    vectors = _map_vectors(build.kept, num_docs)
     type_ = parse_type(index_type, num_docs)
-    build_faiss(vectors, type_, work / _INDEX_FILE)
-    (work / _CHECKPOINT_FILE).unlink(missing_ok=True)
-    if type_.is_flat or not keep_vectors:
-        (work / VECTORS_FILE).unlink()
+    build_faiss(vectors, type_, build.new / _INDEX_FILE)
+    if keep_vectors and not type_.is_flat:
+        link(build.kept / VECTORS_FILE, build.new / VECTORS_FILE)
     return {
         "options": {
             "index_type": index_type,
@@ -175,9 +168,9 @@ def _adopt(
         raise ToolError(
             f"{faiss_index}: holds {index.ntotal} vectors but {corpus.path} has {len(corpus)} rows"
         )
-    with build_directory(directory) as work:
+    with build_directory(directory) as build:
         return finish_index(
-            work,
+            build.new,
             directory,
             "dense",
             corpus,
@@ -188,52 +181,19 @@ def _adopt(
         )
 
 
-def _encode(
-    work: Path, corpus: Corpus, embed: Embed, source: dict[str, Any], chunk_rows: int
-) -> None:
-    """Append the vectors that are missing; after each chunk a checkpoint counts those on disk."""
-    done = _finished_rows(work, source)
-    path = work / VECTORS_FILE
-    path.touch()
-    with (
-        path.open("r+b") as file,
-        progress("encoding", len(corpus), "doc", initial=done) as bar,
-    ):
-        for start in range(done, len(corpus), chunk_rows):
+def _encode(build: Build, corpus: Corpus, embed: Embed, model: str, chunk_rows: int) -> None:
+    """Append the vectors that are missing."""
+    with progress("encoding", len(corpus), "doc", initial=build.rows) as bar:
+        for start in range(build.rows, len(corpus), chunk_rows):
             vectors = embed(corpus.texts(start, start + chunk_rows))
             if not np.isfinite(vectors).all():
                 raise ModelError(
-                    f"encoder {source['encoder']['model']!r}: gives numbers that are not finite "
-                    f"for rows {start} to {start + len(vectors) - 1} of {corpus.path}"
+                    f"encoder {model!r}: gives numbers that are not finite for rows {start} to "
+                    f"{start + len(vectors) - 1} of {corpus.path}"
                 )
-            file.seek(start * vectors.shape[1] * 4)
-            file.write(vectors.astype("<f4").tobytes())
-            file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
-            _write_checkpoint(work, start + len(vectors), source)
+            rows = start + len(vectors)
+            build.record(rows, {VECTORS_FILE: vectors.astype("<f4").tobytes()})
             bar.update(len(vectors))
-
-
-def _finished_rows(work: Path, source: dict[str, Any]) -> int:
-    """Rows that an interrupted build of the same vectors finished; of any other nothing is kept."""
-    path = work / _CHECKPOINT_FILE
-    if not path.exists():
-        remove_entries(work)
-        return 0
-    checkpoint = json.loads(path.read_text())
-    if checkpoint["source"] != source:
-        say("an interrupted build of another corpus or encoder is here: starting over")
-        remove_entries(work)
-        return 0
-    say(f"going on after {checkpoint['rows']:,} documents of an interrupted build")
-    return checkpoint["rows"]
-
-
-def _write_checkpoint(work: Path, rows: int, source: dict[str, Any]) -> None:
-    new = work / f"{_CHECKPOINT_FILE}.new"
-    new.write_text(json.dumps({"rows": rows, "source": source}))
-    new.replace(work / _CHECKPOINT_FILE)
 
 
 def _files_digest(model: Path) -> str | None:

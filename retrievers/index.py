@@ -46,7 +46,7 @@ def build_index(kind: str, corpus: Path | str, out: Path | str, **options: Any) 
             settings[name] = None if settings[name] == "none" else settings[name]
         return build_bm25(corpus, out, **settings)
     if kind == "lucene":
-        from retrievers.lucene import build_lucene
+        from retrievers.lucene_build import build_lucene
 
         _say_needs(kind, corpus, settings)
         return build_lucene(corpus, out, **settings)

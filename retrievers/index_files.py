@@ -1,11 +1,8 @@
-"""What every index directory has: a manifest, the corpus' byte ranges, and how it comes to be."""
+"""What every index directory has: a manifest and the corpus' byte ranges."""
 
-import fcntl
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +10,9 @@ import numpy as np
 
 from graphpo_agent.errors import ToolError
 from retrievers.corpus import Corpus, corpus_fingerprint
+from retrievers.index_build import finished_rows
 
-__all__ = [
-    "build_directory",
-    "finish_index",
-    "open_corpus",
-    "read_manifest",
-    "refuse_inside",
-    "relative_path",
-    "remove_entries",
-]
+__all__ = ["finish_index", "open_corpus", "read_manifest", "relative_path"]
 
 _FIELDS: Mapping[str, type] = {
     "corpus": str,
@@ -38,42 +28,6 @@ _OWN_FIELDS: Mapping[str, Mapping[str, type]] = {
 }
 """What a manifest holds, and what one of each kind holds besides."""
 _MEND = "build it with `graphpo index build KIND --corpus CORPUS --out DIR`"
-
-
-@contextmanager
-def build_directory(directory: Path, *, resumable: bool = False) -> Iterator[Path]:
-    """A hidden directory beside ``directory`` to fill, which at the end takes its place.
-
-    It is empty at first and goes when the block raises; unless ``resumable``: then it holds what
-    an interrupted build left, and keeps what this one wrote. One process at a time can be inside.
-
-    Raises:
-        ToolError: ``directory`` holds something else than an index, cannot be written, or another
-            process is building it.
-    """
-    if directory.exists() and not (directory / "manifest.json").exists():
-        raise ToolError(f"{directory}: exists and is not an index; choose another directory")
-    work = directory.parent / f".{directory.name}.building"
-    try:
-        with _locked(work, directory):
-            if not resumable:
-                remove_entries(work)
-            try:
-                yield work
-            except BaseException:
-                if not resumable:
-                    shutil.rmtree(work)
-                raise
-            _replace(directory, work)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ToolError(f"{directory}: cannot be written ({reason})") from error
-
-
-def refuse_inside(path: Path, directory: Path) -> None:
-    """Raise ToolError if ``path`` lies in a directory that is about to be replaced."""
-    if directory.resolve() in path.resolve().parents:
-        raise ToolError(f"{path}: lies in {directory}, which is to be replaced; choose another")
 
 
 def finish_index(
@@ -114,6 +68,12 @@ def read_manifest(directory: Path, kind: str | None = None) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
+        if (unfinished := finished_rows(directory)) is not None:
+            rows, num_docs = unfinished
+            raise ToolError(
+                f"{directory}: holds no index yet: its build has {rows:,} of {num_docs:,} "
+                "documents behind it; wait for it, or repeat its command to go on from there"
+            ) from error
         raise ToolError(f"{directory}: holds no index ({error}); {_MEND}") from error
     given = manifest if isinstance(manifest, dict) else {}
     found = str(given.get("kind"))
@@ -150,32 +110,3 @@ def open_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
 def relative_path(path: Path, directory: Path) -> str:
     """``path`` as seen from ``directory``, so that both may move together."""
     return os.path.relpath(path.resolve(), directory.resolve())
-
-
-def remove_entries(directory: Path) -> None:
-    """Leave a directory empty."""
-    for entry in directory.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-@contextmanager
-def _locked(work: Path, directory: Path) -> Iterator[None]:
-    """Make the build directory and hold it; the system lets go of it when the process dies."""
-    work.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(work, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ToolError(f"{directory}: another process is building it; wait for it") from error
-    finally:
-        os.close(descriptor)
-
-
-def _replace(directory: Path, work: Path) -> None:
-    old = work.with_suffix(".replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    if directory.exists():
-        directory.rename(old)
-    work.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)

