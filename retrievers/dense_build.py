@@ -52,8 +52,8 @@ def build_dense(
 ) -> dict[str, Any]:
     """Index a corpus by the vectors of its passages; the directory appears only when complete.
 
-    The same call goes on where an interrupted one stopped, as long as corpus and encoder are as
-    they were.
+    The same call goes on where an interrupted one stopped encoding, as long as corpus and encoder
+    are as they were.
 
     Args:
         corpus_path: Search-R1's corpus JSONL; it must stay where it is, unchanged.
@@ -97,13 +97,7 @@ def build_dense(
         return _adopt(corpus, directory, encoder, Path(faiss_index))
     parse_type(index_type, len(corpus))
     embedder = encoder.load(encoder.passage_prefix, batch_size, device)
-    source = {
-        "kind": "dense",
-        **corpus_source(corpus),
-        "encoder": asdict(encoder),
-        "encoder_files": _files_digest(Path(encoder.model)),
-    }
-    with build_directory(directory, source) as build:
+    with build_directory(directory, _source(corpus, encoder)) as build:
         _encode(build, corpus, embedder.embed, encoder.model, batch_size * _CHUNK_BATCHES)
         made = write_dense(build, len(corpus), index_type, encoder, keep_vectors)
         return finish_index(build.new, directory, "dense", corpus, **made)
@@ -194,6 +188,16 @@ def _encode(build: Build, corpus: Corpus, embed: Embed, model: str, chunk_rows: 
             rows = start + len(vectors)
             build.record(rows, {VECTORS_FILE: vectors.astype("<f4").tobytes()})
             bar.update(len(vectors))
+
+
+def _source(corpus: Corpus, encoder: EncoderSettings) -> dict[str, Any]:
+    """All that the vectors depend on."""
+    return {
+        "kind": "dense",
+        **corpus_source(corpus),
+        "encoder": asdict(encoder),
+        "encoder_files": _files_digest(Path(encoder.model)),
+    }
 
 
 def _files_digest(model: Path) -> str | None:

@@ -85,9 +85,7 @@ def serve(
     check_seconds("server", deadline_s=deadline_s)
     bounds = Bounds(topk, max_topk, max_queries, max_query_chars, max_body_bytes)
     app = RetrievalApp(serves, bounds, max_unanswered=queue, deadline_s=deadline_s)
-    with _listening(host, port) as listener:
-        address = f"[{host}]" if ":" in host else host
-        address += f":{listener.getsockname()[1]}"
+    with _listening(host, port) as (listener, address):
         ready = _ReadyFile(ready_file, address)
 
         def load() -> None:
@@ -98,14 +96,7 @@ def serve(
             ready.write()
             print(f"serving on http://{address}", flush=True)
 
-        config = uvicorn.Config(
-            app.asgi,
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(deadline_s) + 1,
-        )
+        config = _config(app, deadline_s)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             try:
                 runner.run(_serve(_Server(config), listener, load))
@@ -113,6 +104,18 @@ def serve(
                 app.close()
                 ready.remove()
     return 0
+
+
+def _config(app: RetrievalApp, deadline_s: float) -> uvicorn.Config:
+    """At the end a request has its whole deadline to be answered."""
+    return uvicorn.Config(
+        app.asgi,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(deadline_s) + 1,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -160,9 +163,9 @@ def _report(
 
 
 @contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that takes connections from here on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
+    """A socket that takes connections from here on, and its address as ``host:port``."""
+    family, name = (socket.AF_INET6, f"[{host}]") if ":" in host else (socket.AF_INET, host)
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -174,7 +177,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
                 f"cannot listen on {host}:{port} ({reason}); choose another --host or --port "
                 "(0 takes a free port)"
             ) from error
-        yield listener
+        yield listener, f"{name}:{listener.getsockname()[1]}"
 
 
 class _ReadyFile:
