@@ -133,12 +133,10 @@ def build_policy(config: RunConfig) -> Policy:
     return VllmPolicy(path, tokenizer, options)
 
 
-def _vllm_options(
-    engine: VllmEngineConfig | VerlEngineConfig, model: ModelConfig
-) -> VllmOptions:
+def _vllm_options(engine: VllmEngineConfig | VerlEngineConfig, model: ModelConfig) -> VllmOptions:
     if isinstance(engine, VerlEngineConfig):
         raise ConfigError(
-            "engine.kind verl only trains: add --engine local or vllm, or set engine={kind: local}"
+            "engine.kind verl only trains: set engine={kind: local} here, or {kind: vllm}"
         )
     return VllmOptions(dtype=model.dtype, **engine.model_dump(exclude={"kind"}))
 

@@ -16,7 +16,7 @@ from graphpo_agent.build import (
     check_named,
 )
 from graphpo_agent.build_method import build_method
-from graphpo_agent.config import RunConfig, SftConfig
+from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, ModelError
@@ -34,6 +34,7 @@ from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.sft import save_model, warm_start, with_observations
 from graphpo_agent.toy import make_toy
 from graphpo_agent.train_run import check_run, set_threads, train_run, write_run_report
+from graphpo_agent.train_verl import check_verl
 from graphpo_agent.types import SamplingParams
 
 __all__ = [
@@ -77,7 +78,8 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
 def _print_memory(config: RunConfig) -> None:
     """As comments, so that what a dry run prints stays a configuration."""
     try:
-        lines = describe_memory(config)
+        through_verl = isinstance(config.engine, VerlEngineConfig)
+        lines = check_verl(config) if through_verl else describe_memory(config)
     except ModelError as error:
         lines = [f"memory: not known yet: {error}"]
     print("\n".join(f"# {line}" for line in [*lines, *describe_budget(config)]))

@@ -16,6 +16,7 @@ from graphpo_agent.config_base import (
     Strict,
 )
 from graphpo_agent.config_methods import MethodConfig
+from graphpo_agent.config_verl import VerlEngineConfig
 
 __all__ = [
     "ASearcherDialectConfig",
@@ -36,6 +37,7 @@ __all__ = [
     "TeiEmbedderConfig",
     "TrainConfig",
     "UpdateConfig",
+    "VerlEngineConfig",
     "VllmEngineConfig",
 ]
 
@@ -94,7 +96,9 @@ class VllmEngineConfig(Strict):
     """Share of the GPU for vLLM's weights, keys and values; the update needs the rest."""
 
 
-EngineConfig = Annotated[LocalEngineConfig | VllmEngineConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[
+    LocalEngineConfig | VllmEngineConfig | VerlEngineConfig, Field(discriminator="kind")
+]
 
 
 def _as_tuple(value: Any) -> Any:

@@ -9,6 +9,7 @@ from graphpo_agent.config import (
     RunConfig,
     SegmentMode,
     SummaryState,
+    VerlEngineConfig,
     VllmEngineConfig,
 )
 from graphpo_agent.config_methods import (
@@ -104,7 +105,9 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
     return estimate_memory(sizes, needs, compute_options(config))
 
 
-def _vllm_bytes(engine: VllmEngineConfig, weight_bytes: int, device: torch.device) -> int:
+def _vllm_bytes(
+    engine: VllmEngineConfig | VerlEngineConfig, weight_bytes: int, device: torch.device
+) -> int:
     """What vLLM holds: its own weights, keys and values."""
     if device.type == "cpu":
         return weight_bytes + gib(engine.kv_cache_gib)

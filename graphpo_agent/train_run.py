@@ -7,17 +7,19 @@ import torch
 
 from graphpo_agent.build import check_named, check_precision
 from graphpo_agent.build_method import build_method
-from graphpo_agent.config import RunConfig
+from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config
 from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.engines.verl.settings import check_settings
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
-from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
+from graphpo_agent.report.run_dir import Progress, RunDirectory, command_line, locked
 from graphpo_agent.train import TrainResult, prepare, train
+from graphpo_agent.train_verl import check_fresh, check_verl, rewind_logs, train_through_verl
 
 __all__ = ["FinishedRun", "check_run", "set_threads", "train_run", "write_run_report"]
 
@@ -47,6 +49,8 @@ def check_run(config: RunConfig) -> None:
     build_method(config.method)
     check_precision(config.model)
     check_named(config)
+    if isinstance(config.engine, VerlEngineConfig):
+        check_settings(config)
 
 
 def set_threads(threads: int | None) -> None:
@@ -66,6 +70,8 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         console: where progress is shown.
     """
     set_threads(config.threads)
+    if isinstance(config.engine, VerlEngineConfig):
+        return _verl_run(config, resume, console)
     memory = [*describe_memory(config), *describe_budget(config)]
     setup = prepare(config)
     path = resume or Path(config.output)
@@ -85,6 +91,26 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         model = run.path / "model"
         setup.engine.save_model(model)
     return FinishedRun(result, write_run_report(run, config), model)
+
+
+def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> FinishedRun:
+    """``train_run`` through verl; its checkpoints are verl's own."""
+    check_verl(config, training=True)
+    path = resume or Path(config.output)
+    with locked(path):
+        if resume is None:
+            check_fresh(path)
+            run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
+        else:
+            run = RunDirectory.existing(path)
+            rewind_logs(run)
+            run.record_resume(dump_config(config), command_line())
+        console.start(config.train.steps, [f"{config.method.name} → {path}"])
+        try:
+            train_through_verl(config, run, console)
+        finally:
+            console.close()
+    return FinishedRun(TrainResult(None, None, Progress()), write_run_report(run, config), None)
 
 
 def write_run_report(run: RunDirectory, config: RunConfig) -> Path:

@@ -1,0 +1,36 @@
+"""What a run through verl can be told beside what every run can."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from graphpo_agent.config_base import Positive, Size, Strict
+
+__all__ = ["VerlEngineConfig"]
+
+
+class VerlEngineConfig(Strict):
+    """verl trains, on Ray: FSDP2 workers that update, vLLM servers that sample (docs/verl.md)."""
+
+    kind: Literal["verl"]
+    nodes: Positive = 1
+    gpus_per_node: Positive = 8
+    """On a CPU: processes that share the update."""
+    tensor_parallel: Positive = 1
+    """GPUs that hold one copy of the model while it samples."""
+    max_context_tokens: Positive
+    """No context grows longer; the prompt has what ``mode.max_response_tokens`` leaves of it."""
+    max_sequences: Positive = 256
+    """Continuations that one server decodes together; others wait."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of a GPU for vLLM's weights, keys and values while it samples."""
+    kv_cache_gib: Size = 1.0
+    """Memory of a server for keys and values on a CPU."""
+    grower_processes: Positive = 8
+    """Each has tools, embedder and verifier of its own and grows its share of a step's graphs."""
+    ray_address: str | None = None
+    """A Ray cluster that runs, ``auto`` or its address; None: one is started on this machine."""
+    patience_minutes: Size = 120.0
+    """A run in which no step ends for so long is ended."""
+    overrides: tuple[str, ...] = ()
+    """Settings of verl's own, applied last, e.g. ``[actor_rollout_ref.nccl_timeout=1200]``."""

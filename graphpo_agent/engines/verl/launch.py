@@ -1,0 +1,208 @@
+"""verl's configuration, composed; Ray, started and ended. verl and Ray are imported when needed."""
+
+import io
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from graphpo_agent.errors import ConfigError, GraphPOError, RunError
+
+__all__ = ["compose", "environment", "is_installed", "launch", "validate"]
+
+_POLL_SECONDS = 1.0
+_PLUGIN = "graphpo_agent.engines.verl.cpu"
+_CPUS = 64
+"""Ray counts a CPU for every process, most of which wait."""
+
+
+def is_installed() -> bool:
+    """Whether verl is there."""
+    return find_spec("verl") is not None
+
+
+def compose(settings: Mapping[str, Any], overrides: Sequence[str]) -> Any:
+    """Verl's whole configuration, with our settings and then the user's.
+
+    Args:
+        settings: by dotted name; ``+`` before a name that verl does not know itself.
+        overrides: as for verl's command line.
+
+    Raises:
+        ConfigError: verl has no such setting, or cannot read an override.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    spec = find_spec("verl")
+    assert spec is not None and spec.submodule_search_locations
+    directory = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+    try:
+        with initialize_config_dir(str(directory), version_base=None):
+            config = hydra_compose("ppo_trainer")
+        for name, value in settings.items():
+            if not name.startswith("+"):
+                OmegaConf.update(config, name, value, merge=False)
+        OmegaConf.set_struct(config, False)
+        for name, value in settings.items():
+            if name.startswith("+"):
+                OmegaConf.update(config, name[1:], value, merge=True)
+        OmegaConf.set_struct(config, True)
+        for override in overrides:
+            config = _overridden(config, override)
+        OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"verl's configuration cannot be made: {reason}") from error
+    return config
+
+
+def _overridden(config: Any, override: str) -> Any:
+    from omegaconf import OmegaConf, open_dict
+
+    name, separator, value = override.partition("=")
+    if not separator:
+        raise ConfigError(f"engine.overrides: {override!r} is not name=value")
+    parsed = OmegaConf.create(f"value: {value}").value
+    if name.startswith("+"):
+        with open_dict(config):
+            OmegaConf.update(config, name.lstrip("+"), parsed)
+    else:
+        OmegaConf.update(config, name, parsed)
+    return config
+
+
+def validate(config: Any) -> None:
+    """Ask verl whether its settings go together.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        with redirect_stdout(io.StringIO()):
+            validate_config(
+                config=config,
+                use_reference_policy=need_reference_policy(config),
+                use_critic=need_critic(config),
+            )
+    except (ValueError, AssertionError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"verl refuses its configuration: {reason}") from error
+
+
+def environment(device: str, kv_cache_gib: float) -> dict[str, str]:
+    """Environment variables of all processes of a run.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        kv_cache_gib: memory of a server for keys and values, on a CPU.
+    """
+    here = Path(__file__).parent
+    paths = [str(here / "cpu_start")] if device == "cpu" else []
+    paths += [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    }
+    if device == "cpu":
+        variables |= {
+            "VERL_PLATFORM": "cpu",
+            "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP engine is registered under that name only
+            "VERL_USE_EXTERNAL_MODULES": _PLUGIN,
+            "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(kv_cache_gib))),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+    return variables
+
+
+def launch(
+    config: Any,
+    variables: Mapping[str, str],
+    ray_address: str | None,
+    gpus: int | None,
+    watch: Callable[[], None],
+) -> None:
+    """Run verl's trainer in Ray until it ends; Ray is left in any case.
+
+    Args:
+        config: composed.
+        variables: of all processes.
+        ray_address: a cluster that runs; None: one of this process's own, which ends with it.
+        gpus: how many "GPUs" a cluster of one's own counts; None: those that are there.
+        watch: called about once a second; what it raises ends the run.
+
+    Raises:
+        GraphPOError: what ended the run early.
+        RunError: Ray cannot be started, or a process of the run ended.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    started: dict[str, Any] = {"address": ray_address}
+    if ray_address is None:
+        started = {"num_cpus": _CPUS, "num_gpus": gpus, "include_dashboard": False}
+    shared = {"TRANSFER_QUEUE_ENABLE": "1"} | get_ppo_ray_runtime_env(config)["env_vars"]
+    try:
+        ray.init(
+            **started,
+            runtime_env={"env_vars": shared | dict(variables)},
+            logging_level=logging.ERROR,
+            log_to_driver=bool(os.environ.get("GRAPHPO_RAY_LOG")),
+        )
+    except (RayError, ConnectionError, ValueError, RuntimeError) as error:
+        raise RunError(f"Ray cannot be started: {' '.join(str(error).split())}") from error
+    try:
+        runner = _task_runner().remote()
+        ended = runner.run.remote(config)
+        while True:
+            try:
+                ray.get(ended, timeout=_POLL_SECONDS)
+                return
+            except GetTimeoutError:
+                watch()
+    except RayError as error:
+        raise _reason(error) from error
+    finally:
+        ray.shutdown()
+
+
+def _task_runner() -> Any:
+    """verl's, in a process that knows our trainer."""
+    import ray
+    from verl.trainer.main_ppo import TaskRunnerV1
+
+    base: Any = cast(Any, TaskRunnerV1).__ray_metadata__.modified_class
+
+    class GraphTaskRunner(base):
+        def run(self, config: Any) -> None:
+            from graphpo_agent.engines.verl import trainer  # noqa: F401  (registers it)
+
+            super().run(config)
+
+    return ray.remote(GraphTaskRunner)
+
+
+def _reason(error: Exception) -> GraphPOError:
+    """What went wrong in a process of Ray's, as one line."""
+    cause: BaseException = error
+    while isinstance(inner := getattr(cause, "cause", None), BaseException):
+        cause = inner
+    if isinstance(cause, GraphPOError):
+        return cause
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return RunError(
+        f"a process of verl ended: {lines[-1].strip() if lines else type(error).__name__} (set "
+        "GRAPHPO_RAY_LOG=1 to see what the processes say)"
+    )

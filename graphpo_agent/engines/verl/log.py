@@ -1,0 +1,102 @@
+"""A run's own logs, written by verl's trainer process. Nothing here imports verl."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunLog", "renamed", "step_metrics"]
+
+_NAMES = {
+    "actor/loss": "update/loss",
+    "actor/grad_norm": "update/grad_norm",
+    "actor/lr": "update/learning_rate",
+    "actor/pg_clipfrac": "update/clip_fraction",
+    "actor/ppo_kl": "update/kl",
+    "actor/entropy": "update/entropy",
+    "actor/reference_kl": "update/reference_kl",
+    "timing_s/gen": "time/rollout",
+    "timing_s/update_actor": "time/update",
+    "timing_s/testing": "time/eval",
+    "timing_s/update_weights": "time/weight_sync",
+    "timing_s/save_checkpoint": "time/checkpoint",
+}
+_SUMMED = ("tokens/", "budget/")
+_ACCURACY = "val-core/heldout/reward/mean@"
+
+
+class RunLog:
+    """``metrics.jsonl`` and ``graphs.jsonl`` of a run directory, as a tracker of verl's.
+
+    What verl measures has our name where the other engines measure the same, and ``verl/`` before
+    its own name otherwise.
+    """
+
+    def __init__(self, run: Path, steps: int) -> None:
+        """Args: the run directory, and the run's last step."""
+        self._run = run
+        self._steps = steps
+        self._tokens = _tokens_so_far(run / "metrics.jsonl")
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Append one row of metrics."""
+        row = renamed(data)
+        self._tokens += row.get("tokens/generated", 0.0)
+        row["tokens/total"] = self._tokens
+        head = {"step": step, "progress": step / self._steps}
+        _append(self._run / "metrics.jsonl", json.dumps(head | row))
+
+    def log_graph(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        """Append the longest of the graphs that came as a line."""
+        lines = [note["line"] for note in notes if note.get("line")]
+        if lines:
+            _append(self._run / "graphs.jsonl", max(lines, key=len))
+
+
+def renamed(data: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among verl's metrics, under the names of a run's metrics.
+
+    Example: ``{"actor/grad_norm": 0.5, "perf/x": 2}`` → ``{"update/grad_norm": 0.5, "verl/perf/x":
+    2.0}``.
+    """
+    row: dict[str, float] = {}
+    for name, value in data.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(number):
+            row[_name(name)] = number
+    return row
+
+
+def step_metrics(notes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """A step's metrics from those of its graphs: sums of counts, means of the rest."""
+    graphs = [note["metrics"] for note in notes if "metrics" in note]
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for graph in graphs for name in graph):
+        values = [graph.get(name, 0.0) for graph in graphs]
+        values = [value for value in values if math.isfinite(value)]
+        if values:
+            merged[name] = sum(values)
+            if not name.startswith(_SUMMED):
+                merged[name] /= len(values)
+    return merged
+
+
+def _name(name: str) -> str:
+    if name.startswith(_ACCURACY):
+        return "eval/accuracy"
+    own = ("reward/", "rollout/", "tokens/", "budget/", "credit/", "update/")
+    return name if name.startswith(own) else _NAMES.get(name, f"verl/{name}")
+
+
+def _tokens_so_far(metrics: Path) -> float:
+    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    return json.loads(lines[-1]).get("tokens/total", 0.0) if lines else 0.0
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")

@@ -1,0 +1,122 @@
+"""A graph as rows for a trainer that sums weighted token losses: one row per trained path.
+
+The clipped objective is positively homogeneous in an advantage, so a token's weight can be folded
+into it: the plain sum over the rows' tokens is then the loss of ``engines.local.token_weights``.
+Nothing here imports verl.
+
+Shapes: L tokens of a row, n nodes of the sample, A advantage terms.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphpo_agent.engines.local.token_weights import LossAggregation
+from graphpo_agent.graph.samples import PathRow, TrainingSample, row_paths, to_path_rows
+
+__all__ = ["WeightedRow", "WeightedRows", "weighted_rows"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRow:
+    """One path; an edge that another row owns is context without loss.
+
+    Attributes:
+        token_ids: [L], the prompt first.
+        prompt_tokens: how many of them are the prompt.
+        loss_mask: [L] bool, the trained tokens that this row owns.
+        logprobs: [L] of the sampler; NaN where the policy did not sample.
+        weights: [L] of a token's loss, before division by the minibatch's total; 0 without loss.
+        advantages: [A, L] times the weights.
+    """
+
+    token_ids: NDArray[np.int64]
+    prompt_tokens: int
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    weights: FloatArray
+    advantages: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRows:
+    """The rows of one graph.
+
+    A minibatch's loss is the sum over its rows' tokens, divided by the sum of its graphs'
+    ``total``, but at least 1.
+
+    Attributes:
+        rows: those with a trained token.
+        total: what the graph adds to the divisor: 1 for ``edge_mean``, its trained tokens for
+            ``token_mean``, its sequences for ``sequence_mean`` and ``sequence_sum``.
+    """
+
+    rows: list[WeightedRow]
+    total: float
+
+
+def weighted_rows(
+    sample: TrainingSample, aggregation: LossAggregation, horizon: int
+) -> WeightedRows:
+    """Rows whose token losses only have to be summed.
+
+    Example: a prompt of two tokens, edges of one and of two trained tokens behind it, both with
+    advantage 1, ``edge_mean``: two rows with weights ``[0, 0, 1/2]`` and ``[0, 0, 1/4, 1/4]``.
+
+    Args:
+        sample: one graph.
+        aggregation: how token losses become one number.
+        horizon: what ``sequence_sum`` divides by.
+    """
+    node = np.repeat(np.arange(len(sample.parent)), np.diff(sample.offsets))
+    tokens = np.bincount(node[sample.loss_mask], minlength=len(sample.parent))
+    if sample.rows is None:
+        trained, sequences = np.sum(tokens > 0), np.sum(tokens > 0)
+        copied_tokens, edges = tokens.sum(), np.sum(tokens > 0)
+    else:
+        through = row_paths(sample.parent, sample.rows) & (tokens > 0)
+        trained, sequences = through.any(), len(through)
+        copied_tokens, edges = (through @ tokens).sum(), through.sum()
+    per_token = {
+        "edge_mean": 1.0 / (np.maximum(tokens, 1) * max(int(edges), 1)),
+        "token_mean": np.ones(len(tokens)),
+        "sequence_mean": 1.0 / np.maximum(tokens, 1),
+        "sequence_sum": np.full(len(tokens), 1.0 / horizon),
+    }[aggregation]
+    total = {
+        "edge_mean": float(trained > 0),
+        "token_mean": float(copied_tokens),
+        "sequence_mean": float(sequences),
+        "sequence_sum": float(sequences),
+    }[aggregation]
+    paths = to_path_rows(sample)
+    if sample.rows is not None and aggregation == "sequence_mean":
+        weights = [row.loss_mask / max(int(row.loss_mask.sum()), 1) for row in paths]
+    else:
+        # The same rows with the weight in the advantage's place say where each node's weight goes.
+        spread = np.where(np.arange(len(tokens)) > 0, per_token, np.nan)[None]
+        weighing = replace(sample, advantages=spread, row_advantages=None)
+        weights = [row.advantages[0] for row in to_path_rows(weighing)]
+    prompt = int(sample.offsets[1])
+    return WeightedRows(
+        [
+            _weighted(row, prompt, weight)
+            for row, weight in zip(paths, weights, strict=True)
+            if row.loss_mask.any()
+        ],
+        total,
+    )
+
+
+def _weighted(row: PathRow, prompt_tokens: int, weights: FloatArray) -> WeightedRow:
+    return WeightedRow(
+        token_ids=row.token_ids,
+        prompt_tokens=prompt_tokens,
+        loss_mask=row.loss_mask,
+        logprobs=row.logprobs,
+        weights=weights,
+        advantages=row.advantages * weights,
+    )

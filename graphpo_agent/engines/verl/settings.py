@@ -1,0 +1,240 @@
+"""A run's configuration as verl's: the one place where settings are translated."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from graphpo_agent.config import RunConfig, VerlEngineConfig
+from graphpo_agent.config_methods import (
+    GraphPOMethod,
+    MethodConfig,
+    PrmMethod,
+    ProsMethod,
+    TreeMethod,
+)
+from graphpo_agent.errors import ConfigError
+
+__all__ = ["advantage_terms", "check_settings", "verl_engine", "verl_settings"]
+
+_NEVER = 1e9
+"""A dual clip that never takes hold: verl's ratios end at exp(20) = 5e8."""
+_CPU_WORKER = "graphpo_agent.engines.verl.cpu_vllm.CpuWorkerExtension"
+
+
+def verl_engine(config: RunConfig) -> VerlEngineConfig:
+    """The engine's settings of a run through verl."""
+    assert isinstance(config.engine, VerlEngineConfig)
+    return config.engine
+
+
+def check_settings(config: RunConfig) -> None:
+    """Check that a run's settings have a meaning in verl.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    engine, update, train = verl_engine(config), config.update, config.train
+    method = config.method
+    refusals = {
+        "method pros keeps a pool of prefixes over all prompts: use engine.kind local or vllm": (
+            isinstance(method, ProsMethod)
+        ),
+        f"method {method.name} whitens over a batch, and verl's workers see one prompt each: set "
+        "method.whiten=none, or use engine.kind local or vllm": _whitens(method),
+        "every rollout worker of verl would load method.scorer's model: serve the model and name a "
+        "scorer that asks it (graphpo_agent.rewards.prm:VllmStepScorer)": _loads_scorer(method),
+        "verl draws no other prompts in place of graphs without an advantage: set "
+        "train.max_resample=0": train.max_resample > 0,
+        "verl ends by steps: set train.steps, and no train.token_budget": (
+            train.steps is None or train.token_budget is not None
+        ),
+        "model.lora is not supported: leave it out, or use engine.kind local or vllm": (
+            config.model.lora is not None
+        ),
+        f"model.dtype {config.model.dtype}: verl keeps float32 weights; model.autocast multiplies "
+        "them in bfloat16": config.model.dtype != "float32",
+        "update.old_logprobs rollout with sampling.top_p below 1: verl's servers give "
+        "log-probabilities after truncation; set update.old_logprobs=recompute": (
+            update.old_logprobs == "rollout" and config.sampling.top_p < 1
+        ),
+        "update.attention flex is the local engine's own: leave it out": update.attention == "flex",
+        f"{engine.nodes} × {engine.gpus_per_node} GPUs are not divisible by engine.tensor_parallel "
+        f"{engine.tensor_parallel}": engine.nodes * engine.gpus_per_node % engine.tensor_parallel
+        != 0,
+        f"engine.max_context_tokens {engine.max_context_tokens} leaves no room for a prompt beside "
+        f"mode.max_response_tokens {config.mode.max_response_tokens}": (
+            engine.max_context_tokens <= config.mode.max_response_tokens
+        ),
+    }
+    for reason, refused in refusals.items():
+        if refused:
+            raise ConfigError(f"engine.kind verl: {reason}")
+
+
+def _whitens(method: MethodConfig) -> bool:
+    return method.model_dump().get("whiten") == "batch"
+
+
+def _loads_scorer(method: MethodConfig) -> bool:
+    if not isinstance(method, PrmMethod):
+        return False
+    return str(method.scorer["class"]).startswith("graphpo_agent.prm_local")
+
+
+def advantage_terms(method: MethodConfig) -> int:
+    """How many advantages an edge has that are clipped apart."""
+    separate = isinstance(method, GraphPOMethod | TreeMethod) and method.objective == "separate"
+    return 2 if separate else 1
+
+
+def verl_settings(
+    config: RunConfig, run: Path, device: str, worker: str, config_text: str
+) -> dict[str, Any]:
+    """Verl's settings by their dotted names; ``+`` before a name that verl does not know itself.
+
+    Args:
+        config: checked with ``check_settings``.
+        run: the run directory, which every node sees under the same name.
+        device: ``cuda`` or ``cpu``.
+        worker: ``module:function``, from the configuration's text to a ``GraphWorker``.
+        config_text: the resolved configuration.
+    """
+    settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
+    settings |= _rollout_settings(config)
+    settings["trainer.device"] = device
+    if device == "cpu":
+        settings |= _cpu_settings(config)
+    own = {
+        "run": str(run),
+        "worker": worker,
+        "config": config_text,
+        "steps": config.train.steps,
+        "seed": config.seed,
+        "minibatch_graphs": config.update.minibatch_graphs,
+        "terms": advantage_terms(config.method),
+        "kl": config.update.kl_coefficient,
+        "entropy": config.update.entropy_coefficient,
+        "ranks": verl_engine(config).nodes * verl_engine(config).gpus_per_node,
+    }
+    return settings | {"+graphpo": own}
+
+
+def _run_settings(config: RunConfig, run: Path) -> dict[str, Any]:
+    engine, train = verl_engine(config), config.train
+    files = [str(Path(name).resolve()) for name in config.tasks.train]
+    heldout = config.tasks.heldout
+    return {
+        "trainer.nnodes": engine.nodes,
+        "trainer.n_gpus_per_node": engine.gpus_per_node,
+        "trainer.total_training_steps": train.steps,
+        "trainer.total_epochs": train.steps,  # never the first to end
+        "trainer.logger": [],
+        "trainer.project_name": "graphpo",
+        "trainer.experiment_name": run.name,
+        "trainer.default_local_dir": str(run / "checkpoints"),
+        "trainer.save_freq": train.checkpoint_every,
+        "trainer.max_actor_ckpt_to_keep": train.keep_checkpoints,
+        "trainer.resume_mode": "auto",
+        "trainer.val_before_train": heldout is not None,
+        "trainer.test_freq": train.eval_every if heldout is not None else -1,
+        "trainer.v1.trainer_mode": "graphpo",
+        "data.custom_cls.path": "pkg://graphpo_agent.engines.verl.dataset",
+        "data.custom_cls.name": "TaskDataset",
+        "data.train_files": files,
+        "data.val_files": files if heldout is None else [str(Path(heldout).resolve())],
+        "data.val_max_samples": train.eval_tasks,
+        "data.train_batch_size": train.prompts_per_step,
+        "data.seed": config.seed,
+        "data.dataloader_num_workers": 0,
+        "reward.num_workers": 1,
+        "algorithm.adv_estimator": "grpo",  # the advantages are ours
+        "critic.enable": False,
+        "algorithm.rollout_correction.bypass_mode": config.update.old_logprobs == "rollout",
+    }
+
+
+def _model_settings(config: RunConfig) -> dict[str, Any]:
+    update = config.update
+    compute = "bf16" if config.model.autocast else "fp32"
+    precision = {"param_dtype": compute, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    settings: dict[str, Any] = {
+        "actor_rollout_ref.model.path": config.model.path,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": update.gradient_checkpointing,
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload": update.offload_optimizer,
+    }
+    for part in ("actor", "ref"):
+        place = f"actor_rollout_ref.{part}"
+        settings[f"{place}.strategy"] = settings[f"{place}.fsdp_config.strategy"] = "fsdp2"
+        settings[f"{place}.fsdp_config.model_dtype"] = "fp32"
+        settings[f"+{place}.fsdp_config.mixed_precision"] = precision
+    return settings
+
+
+def _update_settings(config: RunConfig) -> dict[str, Any]:
+    update, engine = config.update, verl_engine(config)
+    tokens = max(update.max_tokens_per_batch, engine.max_context_tokens)
+    steps = update.epochs * math.ceil(config.train.prompts_per_step / update.minibatch_graphs)
+    actor = "actor_rollout_ref.actor"
+    return {
+        f"{actor}.optim.lr": update.learning_rate,
+        f"{actor}.optim.betas": list(update.betas),
+        f"{actor}.optim.weight_decay": update.weight_decay,
+        f"{actor}.optim.lr_warmup_steps": math.ceil(update.warmup_steps / steps),
+        f"{actor}.optim.clip_grad": update.max_grad_norm,
+        f"{actor}.grad_clip": update.max_grad_norm,
+        f"{actor}.ppo_epochs": update.epochs,
+        f"{actor}.ppo_mini_batch_size": config.train.prompts_per_step,  # set anew in every step
+        f"{actor}.clip_ratio_low": update.clip_low,
+        f"{actor}.clip_ratio_high": update.clip_high,
+        f"{actor}.clip_ratio_c": update.dual_clip or _NEVER,
+        f"{actor}.use_kl_loss": update.kl_coefficient > 0,  # keeps a reference model
+        f"{actor}.calculate_entropy": update.entropy_coefficient != 0,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": tokens,
+        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
+    }
+
+
+def _rollout_settings(config: RunConfig) -> dict[str, Any]:
+    engine = verl_engine(config)
+    rollout = "actor_rollout_ref.rollout"
+    response = config.mode.max_response_tokens
+    return {
+        "data.max_prompt_length": engine.max_context_tokens - response,
+        "data.max_response_length": response,
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": 1,
+        f"{rollout}.val_kwargs.n": config.train.eval_samples,
+        f"{rollout}.temperature": config.sampling.temperature,
+        f"{rollout}.top_p": config.sampling.top_p,
+        f"{rollout}.dtype": "bfloat16" if config.model.autocast else "float32",
+        f"{rollout}.tensor_model_parallel_size": engine.tensor_parallel,
+        f"{rollout}.gpu_memory_utilization": engine.gpu_memory_utilization,
+        f"{rollout}.max_model_len": engine.max_context_tokens,
+        f"{rollout}.max_num_seqs": engine.max_sequences,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.agent.num_workers": engine.grower_processes,
+        f"{rollout}.agent.default_agent_loop": "graphpo",
+        f"+{rollout}.engine_kwargs.vllm.block_size": 16,
+    }
+
+
+def _cpu_settings(config: RunConfig) -> dict[str, Any]:
+    """What verl and vLLM cannot do on a CPU is switched off."""
+    rollout = "actor_rollout_ref.rollout"
+    return {
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.actor.use_torch_compile": False,
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.ref.use_torch_compile": False,
+        "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+        f"{rollout}.enforce_eager": True,
+        f"{rollout}.load_format": "auto",
+        f"{rollout}.free_cache_engine": False,
+        f"+{rollout}.enable_sleep_mode": False,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 64,
+        f"+{rollout}.engine_kwargs.vllm.worker_extension_cls": _CPU_WORKER,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    }

@@ -1,0 +1,188 @@
+"""verl's synchronous trainer with our advantages, minibatches, loss and log.
+
+Imported by verl's processes only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
+
+from graphpo_agent.engines.verl.layout import minibatches_of, place_rows
+from graphpo_agent.engines.verl.log import RunLog, step_metrics
+from graphpo_agent.engines.verl.loop import advantage_field
+from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
+from graphpo_agent.errors import RunError
+
+__all__ = ["TRAINER", "GraphTrainer"]
+
+TRAINER = "graphpo"
+_POLL_SECONDS = 0.05
+_PARTITION = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """What is trained in a step.
+
+    Attributes:
+        minibatches: how many; 0: no graph has an advantage.
+        rows: of a minibatch, empty ones included.
+        divisors: by row key, what its minibatch's sum is divided by.
+    """
+
+    minibatches: int
+    rows: int
+    divisors: Mapping[str, float]
+
+
+@register_trainer(TRAINER)
+class GraphTrainer(PPOTrainerSync):
+    """Trains graphs whose rows bring their own advantages.
+
+    A batch holds the rows of the graphs with an advantage, in an order in which verl's minibatches
+    are ``update.minibatch_graphs`` graphs each.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # verl asks for its own names
+        self._own = config.graphpo
+        self._run_log = RunLog(Path(self._own.run), self._own.steps)
+        self._metrics: dict[str, float] = {}
+        self._update = _Update(0, 0, {})
+        super().__init__(config)
+        self.replay_buffer.poll_interval = _POLL_SECONDS
+
+    @property
+    def logger(self) -> Any:
+        """Verl's trackers, to which the run's own log is added."""
+        return self._tracking
+
+    @logger.setter
+    def logger(self, tracking: Any) -> None:
+        tracking.logger["graphpo"] = self._run_log
+        self._tracking = tracking
+
+    def _setup(self) -> None:
+        super()._setup()
+        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        self._terms = [advantage_field(term) for term in range(self._own.terms)]
+        terms = LossTerms(("advantages", *self._terms[1:]), self._own.kl, self._own.entropy)
+        self.actor_rollout_wg.set_loss_fn(partial(graph_loss, actor, terms))
+        self._ranks = self._own.ranks
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], *_: Any, **__: Any
+    ) -> KVBatchMeta:
+        """Leave out what is not trained, and lay the rest out in minibatches of whole graphs."""
+        notes = [fields["graph"] for fields in _column(batch, "extra_fields")]
+        tasks = [key.split("_")[0] for key in batch.keys]
+        self._check(notes, tasks)
+        self._metrics = step_metrics(notes)
+        self._run_log.log_graph(notes)
+        trained = [i for i, note in enumerate(notes) if note["total"] > 0]
+        if not trained:
+            self._update = _Update(0, 0, {})
+            return upsample_batch_to_divisible_size(batch, self._ranks, self.tokenizer.eos_token_id)
+        left_out = sorted(set(range(len(notes))) - set(trained))
+        if left_out:
+            tq.kv_clear(keys=[batch.keys[i] for i in left_out], partition_id=_PARTITION)
+        batch = batch.select_keys([batch.keys[i] for i in trained])
+        return self._laid_out(batch, [tasks[i] for i in trained], [notes[i] for i in trained])
+
+    def _laid_out(
+        self, batch: KVBatchMeta, tasks: list[str], notes: list[dict[str, Any]]
+    ) -> KVBatchMeta:
+        names = sorted(set(tasks), key=tasks.index)
+        number = {name: i for i, name in enumerate(names)}
+        totals = {number[task]: note["total"] for task, note in zip(tasks, notes, strict=True)}
+        own = self._own
+        groups = minibatches_of(len(names), own.minibatch_graphs, own.seed, self.global_steps)
+        layout = place_rows(
+            [tag["seq_len"] for tag in batch.tags],
+            [number[task] for task in tasks],
+            groups,
+            self._ranks,
+        )
+        divisor = {g: max(sum(totals[g] for g in group), 1.0) for group in groups for g in group}
+        divisors = {key: divisor[number[task]] for key, task in zip(batch.keys, tasks, strict=True)}
+        self._update = _Update(len(groups), layout.rows_per_minibatch, divisors)
+        padded = upsample_batch_to_divisible_size(
+            batch, len(layout.order), self.tokenizer.eos_token_id
+        )
+        empty = iter(range(len(tasks), len(layout.order)))
+        padded.reorder([next(empty) if row is None else row for row in layout.order])
+        return padded
+
+    def _check(self, notes: list[dict[str, Any]], tasks: list[str]) -> None:
+        """Raise RunError where a prompt brought no graph."""
+        for note in notes:
+            if note.get("error"):
+                raise RunError(note["error"])
+        missing = self.config.data.train_batch_size - len(set(tasks))
+        if missing:
+            raise RunError(
+                f"step {self.global_steps}: {missing} prompts brought no graph; what went wrong "
+                "stands in the output of verl's rollout workers"
+            )
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Write the rows' weighted advantages, divided by what their minibatch's sum is."""
+        names = [*self._terms, "graph_weights"]
+        data = tq.kv_batch_get(
+            keys=batch.keys,
+            partition_id=_PARTITION,
+            select_fields=["response_mask", *names],
+        )
+        masks = data["response_mask"].unbind(0)
+        shares = [1.0 / self._update.divisors.get(key, float("inf")) for key in batch.keys]
+        fields: dict[str, torch.Tensor] = {}
+        for name in names:
+            values = [
+                own * share if share else torch.zeros(len(mask))
+                for own, mask, share in zip(data[name].unbind(0), masks, shares, strict=True)
+            ]
+            fields[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+        fields["token_weights"] = fields.pop("graph_weights")
+        fields["advantages"] = fields["returns"] = fields.pop(self._terms[0])
+        return tq.kv_batch_put(
+            keys=batch.keys,
+            partition_id=_PARTITION,
+            fields=TensorDict(fields, batch_size=len(batch)),
+        )
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """One optimiser step per minibatch and epoch; none without an advantage."""
+        if not self._update.minibatches:
+            return batch
+        with open_dict(self.config):
+            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self._update.rows
+        return super()._update_actor(batch, metrics)
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], *others: Any, **named: Any
+    ) -> None:
+        super()._compute_metrics(batch, metrics, *others, **named)
+        metrics.update(self._metrics)
+        metrics["update/rows"] = float(len(self._update.divisors))
+        metrics["update/optimizer_steps"] = float(
+            self._update.minibatches * self.config.actor_rollout_ref.actor.ppo_epochs
+        )
+
+
+def _column(batch: KVBatchMeta, name: str) -> list[Any]:
+    """A field that is no tensor, of every row."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=_PARTITION, select_fields=[name])
+    return [getattr(value, "data", value) for value in list(data[name])]

@@ -1,0 +1,68 @@
+"""What a rollout worker of verl is given to grow graphs with. Nothing here imports verl."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from graphpo_agent.engines.local.drawing import StopFinder
+from graphpo_agent.engines.verl.rows import WeightedRow
+from graphpo_agent.protocols import Policy, Tokenizer
+from graphpo_agent.types import Task
+
+__all__ = ["GraphWorker", "GrownGraph", "task_from_line", "task_line"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrownGraph:
+    """What becomes of one task.
+
+    Attributes:
+        rows: what is trained; at least one row, also of a graph that is not trained.
+        total: see ``WeightedRows``; 0: the graph is not trained.
+        metrics: of the graph; names with ``tokens/`` and ``budget/`` are summed over a step, the
+            others averaged.
+        line: the graph as a line of ``graphs.jsonl``; None for most.
+    """
+
+    rows: list[WeightedRow]
+    total: float
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    line: str | None = None
+
+
+class GraphWorker(Protocol):
+    """Grows and credits graphs; many threads use it at once."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The policy's own."""
+        ...
+
+    @property
+    def stops(self) -> StopFinder:
+        """Of the same tokenizer."""
+        ...
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens a context may hold."""
+        ...
+
+    def grow(self, policy: Policy, task: Task, step: int) -> GrownGraph:
+        """The graph of one task of a training step."""
+        ...
+
+    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float]:
+        """One trajectory of a held-out task, and its reward."""
+        ...
+
+
+def task_line(task: Task) -> str:
+    """A task as it travels to a worker."""
+    return json.dumps(asdict(task))
+
+
+def task_from_line(line: str) -> Task:
+    """What ``task_line`` wrote."""
+    row = json.loads(line)
+    return Task(row["id"], row["question"], tuple(row["answers"]), row["metadata"])
