@@ -97,7 +97,8 @@ def build_faiss(vectors: NDArray[np.float32], type_: IndexType, path: Path) -> N
             chunk = np.ascontiguousarray(vectors[start : start + _CHUNK_ROWS])
             index.add(chunk)
             bar.update(len(chunk))
-    faiss.write_index(index, str(path))
+    with path.open("wb") as file:  # faiss's own writer is silent on a full disk
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 def map_faiss(path: Path) -> Any:

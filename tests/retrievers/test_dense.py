@@ -195,6 +195,19 @@ def test_what_is_left_of_another_build_is_not_used(tmp_path, encoder, capsys, mo
     assert new.read_bytes() == fresh.read_bytes()
 
 
+def test_an_index_that_does_not_fit_on_the_disk_is_an_error_not_half_an_index(tmp_path):
+    child = (
+        "import resource, sys\nfrom pathlib import Path\nimport numpy as np\n"
+        "from retrievers.faiss_index import build_faiss, parse_type\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "vectors = np.ones((1000, 16), np.float32)\n"
+        "build_faiss(vectors, parse_type('Flat', 1000), Path(sys.argv[1]))\n"
+    )
+    command = [sys.executable, "-c", child, str(tmp_path / "index.faiss")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "OSError: [Errno 27] File too large" in done.stderr
+
+
 def test_search_r1s_own_index_is_opened_where_it_is(tmp_path, encoder):
     texts = passages(50)
     corpus = write_corpus(tmp_path / "wiki.jsonl", texts)
