@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as distributed
+from torch.distributed import fsdp
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 __all__ = ["CpuPlatform"]
@@ -117,3 +118,13 @@ def _accept_one_device(start: Any) -> Any:
 
 
 distributed.init_process_group = _accept_one_device(distributed.init_process_group)
+
+
+class _Unpinned(fsdp.CPUOffloadPolicy):
+    """A reference model's weights wait in plain memory: none can be pinned without a GPU."""
+
+    def __init__(self, pin_memory: bool = True) -> None:
+        super().__init__(pin_memory=False)
+
+
+fsdp.CPUOffloadPolicy = _Unpinned

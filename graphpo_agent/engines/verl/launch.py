@@ -4,7 +4,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +39,7 @@ def compose(settings: Mapping[str, Any], overrides: Sequence[str]) -> Any:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     spec = find_spec("verl")
     assert spec is not None and spec.submodule_search_locations
@@ -54,28 +55,31 @@ def compose(settings: Mapping[str, Any], overrides: Sequence[str]) -> Any:
             if name.startswith("+"):
                 OmegaConf.update(config, name[1:], value, merge=True)
         OmegaConf.set_struct(config, True)
-        for override in overrides:
-            config = _overridden(config, override)
         OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"verl's configuration cannot be made: {reason}") from error
+        raise ConfigError(f"verl's configuration cannot be made: {_line(error)}") from error
+    for override in overrides:
+        try:
+            _override(config, override)
+        except (OmegaConfBaseException, YAMLError) as error:
+            raise ConfigError(f"engine.overrides: {override!r}: {_line(error)}") from error
     return config
 
 
-def _overridden(config: Any, override: str) -> Any:
+def _override(config: Any, override: str) -> None:
+    """Apply one ``name=value``, or ``+name=value`` for a name that verl does not know."""
     from omegaconf import OmegaConf, open_dict
 
     name, separator, value = override.partition("=")
     if not separator:
         raise ConfigError(f"engine.overrides: {override!r} is not name=value")
     parsed = OmegaConf.create(f"value: {value}").value
-    if name.startswith("+"):
-        with open_dict(config):
-            OmegaConf.update(config, name.lstrip("+"), parsed)
-    else:
-        OmegaConf.update(config, name, parsed)
-    return config
+    with open_dict(config) if name.startswith("+") else nullcontext():
+        OmegaConf.update(config, name.lstrip("+"), parsed)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def validate(config: Any) -> None:
@@ -95,8 +99,7 @@ def validate(config: Any) -> None:
                 use_critic=need_critic(config),
             )
     except (ValueError, AssertionError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"verl refuses its configuration: {reason}") from error
+        raise ConfigError(f"verl refuses its configuration: {_line(error)}") from error
 
 
 def environment(device: str, kv_cache_gib: float) -> dict[str, str]:
@@ -162,7 +165,7 @@ def launch(
             log_to_driver=bool(os.environ.get("GRAPHPO_RAY_LOG")),
         )
     except (RayError, ConnectionError, ValueError, RuntimeError) as error:
-        raise RunError(f"Ray cannot be started: {' '.join(str(error).split())}") from error
+        raise RunError(f"Ray cannot be started: {_line(error)}") from error
     try:
         runner = _task_runner().remote()
         ended = runner.run.remote(config)

@@ -87,9 +87,12 @@ class GraphTrainer(PPOTrainerSync):
         self, batch: KVBatchMeta, metrics: dict[str, Any], *_: Any, **__: Any
     ) -> KVBatchMeta:
         """Leave out what is not trained, and lay the rest out in minibatches of whole graphs."""
-        notes = [fields["graph"] for fields in _column(batch, "extra_fields")]
         tasks = [key.split("_")[0] for key in batch.keys]
-        self._check(notes, tasks)
+        self._check_complete(tasks)
+        notes = [fields["graph"] for fields in _column(batch, "extra_fields")]
+        for note in notes:
+            if note.get("error"):
+                raise RunError(note["error"])
         self._metrics = step_metrics(notes)
         self._run_log.log_graph(notes)
         trained = [i for i, note in enumerate(notes) if note["total"] > 0]
@@ -126,16 +129,13 @@ class GraphTrainer(PPOTrainerSync):
         padded.reorder([next(empty) if row is None else row for row in layout.order])
         return padded
 
-    def _check(self, notes: list[dict[str, Any]], tasks: list[str]) -> None:
+    def _check_complete(self, tasks: list[str]) -> None:
         """Raise RunError where a prompt brought no graph."""
-        for note in notes:
-            if note.get("error"):
-                raise RunError(note["error"])
         missing = self.config.data.train_batch_size - len(set(tasks))
         if missing:
             raise RunError(
                 f"step {self.global_steps}: {missing} prompts brought no graph; what went wrong "
-                "stands in the output of verl's rollout workers"
+                "stands in the output of verl's rollout workers (set GRAPHPO_RAY_LOG=1)"
             )
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

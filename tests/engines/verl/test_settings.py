@@ -1,0 +1,236 @@
+"""What verl is told of a run, what is refused, and a run's logs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from graphpo_agent.cli import main
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config, read_yaml
+from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
+from graphpo_agent.engines.verl.settings import check_settings, verl_settings
+from graphpo_agent.errors import ConfigError, RunError
+from graphpo_agent.report.run_dir import RunDirectory
+from graphpo_agent.train_verl import check_fresh, rewind_logs
+from tests.worlds import ROOT
+
+REACH = ROOT / "configs/toy/reach.yaml"
+SEARCH = ROOT / "configs/search/qwen2.5-7b-verl.yaml"
+ENGINE = "engine={kind: verl, max_context_tokens: 64, gpus_per_node: 2}"
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_config(RunConfig, REACH, [ENGINE, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["method={name: pros}"], "method pros keeps a pool of prefixes over all prompts"),
+        (["method={name: treepo}"], "method treepo whitens over a batch"),
+        (["method={name: spo_tree}"], "set method.whiten=none"),
+        (
+            [
+                "method={name: prm, scorer: {class: graphpo_agent.prm_local:LocalStepScorer, "
+                "path: prm}}"
+            ],
+            "would load method.scorer's model",
+        ),
+        (["train.max_resample=1"], "set train.max_resample=0"),
+        (["train.steps=null", "train.token_budget=1000"], "set train.steps"),
+        (["train.token_budget=1000"], "no train.token_budget"),
+        (["model.lora={rank: 4}"], "model.lora is not supported"),
+        (["model.dtype=float64"], "model.autocast"),
+        (
+            ["update.old_logprobs=rollout", "sampling.top_p=0.9"],
+            "set update.old_logprobs=recompute",
+        ),
+        (["update.attention=flex"], "update.attention flex"),
+        (["engine.tensor_parallel=4"], "not divisible by engine.tensor_parallel 4"),
+        (["engine.max_context_tokens=32"], "leaves no room for a prompt"),
+    ],
+)
+def test_what_has_no_meaning_in_verl_is_refused(overrides: Sequence[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.kind verl: ") as refusal:
+        check_settings(config(*overrides))
+    assert told in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "{name: graphpo, schedule: [2, 2], objective: separate}",
+        "{name: tree, schedule: [2, 2]}",
+        "{name: grpo, group_size: 4}",
+        "{name: dapo}",
+        "{name: treerl}",
+        "{name: tree_grpo}",
+        "{name: treerpo}",
+        "{name: spo_tree, whiten: none}",
+        "{name: spo_chain, whiten: none}",
+        "{name: treepo, whiten: none}",
+        "{name: prm, scorer: {class: graphpo_agent.rewards.prm:VllmStepScorer, url: x}}",
+    ],
+)
+def test_every_method_of_one_prompt_is_taken(method: str) -> None:
+    check_settings(config(f"method={method}"))
+
+
+def test_a_dry_run_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(REACH), ENGINE, "train.max_resample=2", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("graphpo: engine.kind verl: verl draws no other prompts")
+    assert error.count("\n") == 1
+
+
+def test_verl_only_trains(capsys: pytest.CaptureFixture[str], reach: Path) -> None:
+    place = [f"model.path={reach / 'policy'}", f"tasks.heldout={reach / 'heldout.jsonl'}"]
+    assert main(["eval", str(REACH), *place, ENGINE]) == 2
+    assert "engine.kind verl only trains" in capsys.readouterr().err
+
+
+def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
+    run = config(
+        "update.clip_high=0.28",
+        "update.epochs=2",
+        "update.warmup_steps=10",
+        "update.kl_coefficient=0.01",
+        "train.prompts_per_step=12",
+        "update.minibatch_graphs=4",
+        "train.checkpoint_every=7",
+        "sampling.temperature=0.8",
+    )
+    settings = verl_settings(run, tmp_path, "cuda", "a:b", "text")
+    actor = "actor_rollout_ref.actor"
+    assert settings[f"{actor}.clip_ratio_high"] == 0.28
+    assert settings[f"{actor}.clip_ratio_c"] > 5e8  # no dual clip: beyond verl's largest ratio
+    assert settings[f"{actor}.use_kl_loss"] is True
+    assert settings[f"{actor}.optim.lr"] == 3e-4
+    # 10 optimiser steps are two training steps of 2 epochs × 3 minibatches
+    assert settings[f"{actor}.optim.lr_warmup_steps"] == 2
+    assert settings[f"{actor}.ppo_max_token_len_per_gpu"] == 4096
+    assert settings["actor_rollout_ref.rollout.temperature"] == 0.8
+    assert settings["data.max_prompt_length"] == 32
+    assert settings["trainer.save_freq"] == 7
+    assert settings["trainer.default_local_dir"] == str(tmp_path / "checkpoints")
+    own = settings["+graphpo"]
+    assert (own["minibatch_graphs"], own["ranks"], own["terms"], own["kl"]) == (4, 2, 1, 0.01)
+    precision = settings[f"+{actor}.fsdp_config.mixed_precision"]
+    assert precision["param_dtype"] == "fp32"
+    dual = config("update.dual_clip=3.0", "method.objective=separate", "tasks.heldout=null")
+    settings = verl_settings(dual, tmp_path, "cpu", "a:b", "text")
+    assert settings[f"{actor}.clip_ratio_c"] == 3.0
+    assert settings["+graphpo"]["terms"] == 2
+    assert (settings["trainer.val_before_train"], settings["trainer.test_freq"]) == (False, -1)
+    assert settings["actor_rollout_ref.rollout.enforce_eager"] is True
+
+
+def test_the_search_run_through_verl_is_the_one_of_one_machine() -> None:
+    """But for the engine, its place, and what verl cannot do."""
+    ours, other = read_yaml(SEARCH), read_yaml(ROOT / "configs/search/qwen2.5-7b.yaml")
+    for each in (ours, other):
+        for name in ("output", "engine"):
+            del each[name]
+    assert ours["model"].pop("device") == "cuda"
+    assert ours["train"].pop("max_resample") == 0
+    assert ours == other
+
+
+def test_metrics_have_our_names_where_they_mean_the_same() -> None:
+    data = {
+        "actor/grad_norm": 0.5,
+        "reward/mean": 0.25,
+        "val-core/heldout/reward/mean@4": 0.75,
+        "perf/throughput": 3,
+        "actor/kl": float("nan"),
+        "table": ["no number"],
+    }
+    assert renamed(data) == {
+        "update/grad_norm": 0.5,
+        "reward/mean": 0.25,
+        "eval/accuracy": 0.75,
+        "verl/perf/throughput": 3.0,
+    }
+
+
+def test_a_steps_metrics_are_sums_of_counts_and_means_of_the_rest() -> None:
+    notes = [
+        {"total": 1.0, "metrics": {"tokens/generated": 10, "reward/mean": 0.5, "rollout/x": 1.0}},
+        {"total": 1.0},
+        {"total": 0.0, "metrics": {"tokens/generated": 20, "reward/mean": float("nan")}},
+    ]
+    merged = step_metrics(notes)
+    assert merged == {"tokens/generated": 30, "reward/mean": 0.5, "rollout/x": 0.5}
+
+
+def logged_run(path: Path) -> RunDirectory:
+    run = RunDirectory.create(path, "seed: 0\n", 0, ["graphpo"])
+    log = RunLog(path, steps=4)
+    for step in range(4):
+        log.log({"tokens/generated": 10.0 * (step > 0), "reward/mean": 0.1 * step}, step)
+        log.log_graph([{"line": None}, {"line": json.dumps({"id": f"step-{step}/task/1"})}])
+    return run
+
+
+def test_a_resumed_runs_logs_go_on_where_the_checkpoint_was_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run = logged_run(tmp_path / "run")
+    with pytest.raises(RunError, match="ended before its first checkpoint"):
+        rewind_logs(run)
+    check_fresh(run.path)
+    (run.checkpoints_path / "global_step_2").mkdir()
+    (run.checkpoints_path / "latest_checkpointed_iteration.txt").write_text("2")
+    with pytest.raises(RunError, match="already holds a run"):
+        check_fresh(run.path)
+    assert rewind_logs(run) == 2
+    rows = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["progress"] for row in rows] == [0, 0.25, 0.5]
+    assert len(run.graphs_path.read_text().splitlines()) == 3
+    RunLog(run.path, steps=4).log({"tokens/generated": 5.0}, 3)
+    last = json.loads(run.metrics_path.read_text().splitlines()[-1])
+    assert last["tokens/total"] == 25.0
+
+
+@pytest.mark.verl
+def test_verls_configuration_composes_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(SEARCH), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "# verl: 1 × 8 GPUs, FSDP2 over all of them, 8 vLLM servers, 8 processes" in printed
+    two = ["engine.nodes=2", "engine.tensor_parallel=2"]
+    assert main(["train", str(SEARCH), *two, "--dry-run"]) == 0
+    assert "# verl: 2 × 8 GPUs, FSDP2 over all of them, 8 vLLM servers" in capsys.readouterr().out
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("trainer.no_such_thing=3", "no_such_thing"),
+        ("nccl_timeout", "'nccl_timeout' is not name=value"),
+        ("trainer.critic_warmup=[", "critic_warmup"),
+    ],
+)
+def test_a_setting_that_verl_does_not_know_is_one_line(
+    override: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = f"engine.overrides={json.dumps([override])}"
+    assert main(["train", str(SEARCH), overrides, "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+@pytest.mark.verl
+def test_overrides_are_verls_last_word(tmp_path: Path) -> None:
+    from graphpo_agent.engines.verl.launch import compose
+
+    settings = verl_settings(config(), tmp_path, "cuda", "a:b", "text")
+    made = compose(
+        settings, ["actor_rollout_ref.rollout.max_num_seqs=7", "+ray_kwargs.ray_init.x={y: 1}"]
+    )
+    assert made.actor_rollout_ref.rollout.max_num_seqs == 7
+    assert made.ray_kwargs.ray_init.x.y == 1
+    assert made.graphpo.config == "text"
+    assert made.actor_rollout_ref.rollout.engine_kwargs.vllm.block_size == 16

@@ -1,0 +1,65 @@
+"""A whole run through verl on the CPU: Ray, FSDP2 over gloo, a vLLM server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from graphpo_agent.cli import main
+from tests.worlds import ROOT, SIZES, run_arguments, sft_overrides
+
+pytestmark = [pytest.mark.verl, pytest.mark.slow]
+
+ENGINE = "engine={kind: verl, gpus_per_node: 1, max_context_tokens: 128, grower_processes: 1}"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """reach with attention heads of a size that vLLM knows on a CPU."""
+    place = tmp_path_factory.mktemp("verl") / "reach"
+    model = ["hidden_size=64", "num_layers=1", "num_heads=2"]
+    assert main(["data", "toy", "reach", str(place), "seed=0", *SIZES, *model]) == 0
+    assert main(["sft", str(ROOT / "configs/toy/reach_sft.yaml"), *sft_overrides(place)]) == 0
+    return place
+
+
+@pytest.mark.timeout(900)
+def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = run_arguments(
+        world, run, ENGINE, "train.steps=2", "train.max_resample=0", "train.eval_tasks=4"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "graphpo_agent.cli", "train", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"report: {run}" in done.stdout
+
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["progress"] for row in rows] == [0, 0.5, 1]
+    assert 0 <= rows[0]["eval/accuracy"] <= 1 and 0 <= rows[2]["eval/accuracy"] <= 1
+    for row in rows[1:]:
+        assert np.isfinite(row["update/loss"]) and row["update/grad_norm"] > 0
+        assert row["update/optimizer_steps"] == 2  # 3 graphs in minibatches of 2
+        assert row["update/rows"] == 3 * row["rollout/terminals"]
+        assert row["tokens/generated"] > 0
+        # The servers draw with the weights of the trainer, after a step too.
+        assert row["verl/training/rollout_probs_diff_max"] < 1e-5
+    assert rows[2]["tokens/total"] == rows[1]["tokens/generated"] + rows[2]["tokens/generated"]
+
+    assert json.loads((run / "manifest.json").read_text())["seed"] == 0
+    assert "kind: verl" in (run / "config.yaml").read_text()
+    saved = run / "checkpoints/global_step_2/actor/huggingface/model.safetensors"
+    before, after = load_file(world / "policy/model.safetensors"), load_file(saved)
+    moved = {name: float(np.abs(after[name] - before[name]).max()) for name in before}
+    assert max(moved.values()) > 1e-4
