@@ -31,27 +31,39 @@ def findings(choices: Choices, tolerance: float, score_error: float) -> str:
     ranked = sorted(found, key=lambda name: -_right(found[name]))
     failing = [name for name in tuned if name not in found]
     sentences = [
-        _keys(keys, score_error),
-        "With vectors, the recommended κ and the merges that are right there are: "
-        + "; ".join(_at(name, found[name]) for name in ranked)
-        + "."
-        if ranked
-        else "",
+        _keys(keys, score_error, tolerance),
+        _ranked({name: found[name] for name in ranked}) if ranked else "",
         f"For {_listed(failing)} no κ keeps the spread within {tolerance:g}." if failing else "",
         _at_paper({name: _row(rows, PAPER) for name, rows in tuned.items()}, tolerance),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _keys(keys: Mapping[str, Mapping[str, Any]], score_error: float) -> str:
+def _keys(keys: Mapping[str, Mapping[str, Any]], score_error: float, tolerance: float) -> str:
+    measured = {name: row for name, row in keys.items() if row["spread"] is not None}
+    if not measured:
+        return "No pair that merges by its keys was measured."
     parts = [
         f"`{name}` merges {row['merged_pairs']:,} pairs, {row['right']:.1%} of them right (spread "
-        f"{row['spread']:.2f}, error of S {row['score_error']:.3f})"
-        for name, row in keys.items()
-        if row["spread"] is not None
+        f"inside classes {row['spread']:.2f}, with its bound "
+        f"{'within' if row['spread_upper'] <= tolerance else 'beyond'} {tolerance:g}; error of S "
+        f"{row['score_error']:.3f})"
+        for name, row in measured.items()
     ]
     return (
         f"Of the keys, {_joined(parts)}; with nothing merged the error of S is {score_error:.3f}."
+    )
+
+
+def _ranked(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """All recommended rows in order, and how much of the reference they find."""
+    recalls = {name: row["recall"] for name, row in rows.items()}
+    low, most = min(recalls.values()), max(recalls, key=lambda name: recalls[name])
+    return (
+        "With vectors, the recommended κ and the merges that are right there are: "
+        + "; ".join(_at(name, row) for name, row in rows.items())
+        + f". They merge {low:.1%} to {recalls[most]:.1%} of the pairs that are one state by the "
+        f"run's own key, `{most}` most of them."
     )
 
 
@@ -66,12 +78,15 @@ def _at_paper(rows: Mapping[str, Mapping[str, Any]], tolerance: float) -> str:
     known = {name: row for name, row in rows.items() if row["spread_upper"] is not None}
     within = [name for name, row in known.items() if row["spread_upper"] <= tolerance]
     spreads = [row["spread"] for name, row in known.items() if name not in within]
+    if not known:
+        return f"At the paper's κ of {PAPER} nothing was measured."
     if not spreads:
         return f"At the paper's κ of {PAPER} all of them stay within {tolerance:g}."
     good = f"only {_listed(within)} would do" if within else "none of them would do"
+    classes = "the classes of the others" if within else "their classes"
     return (
-        f"At the paper's κ of {PAPER} {good}: the spread inside the classes of the others is "
-        f"{min(spreads):.2f} to {max(spreads):.2f} of that between any two states."
+        f"At the paper's κ of {PAPER} {good}: the spread inside {classes} is {min(spreads):.2f} to "
+        f"{max(spreads):.2f} of that between any two states."
     )
 
 
@@ -90,10 +105,8 @@ def served_alike(choices: Choices) -> str:
     parts: list[str] = []
     for name in SERVED:
         differing, total = differing_cells(choices, name)
-        says = "all are" if not differing else f"{total - differing} are"
-        parts.append(f"of the {total} numbers of `{name}` {says} those of `{ENCODER}`")
-    text = _joined(parts)
-    return f"{text[0].upper()}{text[1:]}."
+        parts.append(f"{total - differing} of the {total} numbers of `{name}`")
+    return f"Equal to those of `{ENCODER}` are {_joined(parts)}."
 
 
 def _row(rows: Sequence[Mapping[str, Any]], threshold: float) -> Mapping[str, Any]:

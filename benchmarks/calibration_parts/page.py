@@ -41,7 +41,7 @@ reference. The other choices are in `benchmarks/states_kb.yaml`; all share one s
 - **Endpoints**: the same encoder in a vLLM server (`frozen_openai`, `/v1/embeddings`) and in a
   server of thirty lines that speaks text-embeddings-inference's `/embed` (`frozen_tei`; the Rust
   server itself was not run: no Python package brings it or speaks its protocol). Their vectors of
-  {states} texts differ from the encoder's own by at most {openai:.0e} and {tei:.0e} in a component.
+  {states} texts differ from the encoder's own by at most {openai:.1g} and {tei:.1g} in a component.
   {served}
 
 The models are small and trained for minutes. The page compares ways to describe a state on this

@@ -151,7 +151,7 @@ def test_every_choice_is_a_state_and_the_endpoints_serve_the_encoder(tmp_path: P
     build_state(choices["frozen_tei"])  # connects to nothing yet
 
 
-def row(threshold, pairs, right, spread, upper, error):
+def row(threshold, pairs, right, spread, upper, error, recall: float | None = 0.1):
     return {
         "threshold": threshold,
         "merged_pairs": pairs,
@@ -159,13 +159,14 @@ def row(threshold, pairs, right, spread, upper, error):
         "spread": spread,
         "spread_upper": upper,
         "score_error": error,
+        "recall": recall,
     }
 
 
 def record():
     key = row(None, 2000, 0.9, 0.25, 0.29, 0.04)
     good, better = row(0.92, 500, 0.8, 0.4, 0.5, 0.06), row(0.99, 400, 0.95, 0.1, 0.2, 0.07)
-    fine = row(0.92, 1500, 0.98, 0.1, 0.15, 0.05)
+    fine = row(0.92, 1500, 0.98, 0.1, 0.15, 0.05, recall=0.35)
     bad = row(0.92, 9000, 0.6, 0.9, 0.95, 0.03)
     fine_rows = [fine, row(0.99, 300, 1.0, 0.0, 0.1, 0.08)]
     return {
@@ -185,24 +186,48 @@ def record():
 def test_the_findings_are_the_numbers():
     found = record()
     assert findings(found["choices"], 0.3, found["score_error"]) == (
-        "Of the keys, `run` merges 2,000 pairs, 90.0% of them right (spread 0.25, error of S "
-        "0.040); with nothing merged the error of S is 0.090. "
+        "Of the keys, `run` merges 2,000 pairs, 90.0% of them right (spread inside classes 0.25, "
+        "with its bound within 0.3; error of S 0.040); with nothing merged the error of S is "
+        "0.090. "
         "With vectors, the recommended κ and the merges that are right there are: "
         "`frozen_encoder` 0.92, 1,470 of 1,500 (error of S 0.050); "
-        "`text` 0.99, 380 of 400 (error of S 0.070). "
+        "`text` 0.99, 380 of 400 (error of S 0.070). They merge 10.0% to 35.0% of the pairs that "
+        "are one state by the run's own key, `frozen_encoder` most of them. "
         "For `hash` no κ keeps the spread within 0.3. "
         "At the paper's κ of 0.92 only `frozen_encoder` would do: the spread inside the classes of "
         "the others is 0.40 to 0.90 of that between any two states."
+    )
+    choices = {name: found["choices"][name] for name in ("run", "hash")}
+    choices["run"] = {"recommended": None, "rows": [row(None, 9, 0.5, 0.4, 0.6, 0.04)]}
+    said = findings(choices, 0.3, 0.09)
+    assert "with its bound beyond 0.3" in said and "recommended κ" not in said
+    assert said.endswith(
+        "none of them would do: the spread inside their classes is 0.90 to 0.90 of that between "
+        "any two states."
+    )
+
+
+def test_what_was_not_measured_is_not_told():
+    nothing = row(None, 0, None, None, None, None, recall=None)
+    unknown = row(0.92, 0, None, None, None, None, recall=None)
+    choices = {
+        "run": {"recommended": None, "rows": [nothing]},
+        "text": {"recommended": None, "rows": [unknown]},
+    }
+    assert findings(choices, 0.3, 0.09) == (
+        "No pair that merges by its keys was measured. "
+        "For `text` no κ keeps the spread within 0.3. "
+        "At the paper's κ of 0.92 nothing was measured."
     )
 
 
 def test_endpoints_that_differ_are_counted():
     choices = record()["choices"]
-    assert differing_cells(choices, "frozen_openai") == (0, 12)
-    assert differing_cells(choices, "frozen_tei") == (1, 12)
+    assert differing_cells(choices, "frozen_openai") == (0, 14)
+    assert differing_cells(choices, "frozen_tei") == (1, 14)
     assert served_alike(choices) == (
-        "Of the 12 numbers of `frozen_openai` all are those of `frozen_encoder` and of the 12 "
-        "numbers of `frozen_tei` 11 are those of `frozen_encoder`."
+        "Equal to those of `frozen_encoder` are 14 of the 14 numbers of `frozen_openai` and 13 of "
+        "the 14 numbers of `frozen_tei`."
     )
 
 
