@@ -374,7 +374,9 @@ def _embedder(config: EmbedderConfig) -> Embedder:
             device=config.device,
         )
     if isinstance(config, OpenAIEmbedderConfig):
-        return OpenAIEmbedder(config.base_url, config.model, api_key_env=config.api_key_env)
+        return OpenAIEmbedder(
+            config.base_url, config.model, api_key_env=config.api_key_env, prefix=config.prefix
+        )
     if isinstance(config, TeiEmbedderConfig):
-        return TeiEmbedder(config.url)
+        return TeiEmbedder(config.url, prefix=config.prefix)
     return HashingEmbedder(config.dimension)

@@ -210,6 +210,8 @@ class OpenAIEmbedderConfig(Strict):
     model: str
     api_key_env: str | None = None
     """The environment variable that holds the key, where one is needed."""
+    prefix: str = ""
+    """Written before every text, ``"query: "`` for E5."""
 
 
 class TeiEmbedderConfig(Strict):
@@ -217,6 +219,7 @@ class TeiEmbedderConfig(Strict):
 
     kind: Literal["tei"]
     url: str
+    prefix: str = ""
 
 
 EmbedderConfig = Annotated[
