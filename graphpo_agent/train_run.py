@@ -107,7 +107,7 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
             run.record_resume(dump_config(config), command_line())
         console.start(config.train.steps, [f"{config.method.name} → {path}"])
         try:
-            train_through_verl(config, run, console)
+            train_through_verl(config, run, console, resume is not None)
         finally:
             console.close()
     return FinishedRun(TrainResult(None, None, Progress()), write_run_report(run, config), None)

@@ -185,8 +185,9 @@ def _check_tasks(config: RunConfig) -> None:
         load_tasks(Path(config.tasks.heldout))
 
 
-def _composed(config: RunConfig, run: Path) -> Any:
-    settings = verl_settings(config, run.resolve(), _device(config), WORKER, dump_config(config))
+def _composed(config: RunConfig, run: Path, resume: bool = False) -> Any:
+    text = dump_config(config)
+    settings = verl_settings(config, run.resolve(), _device(config), WORKER, text, resume)
     return compose(settings, verl_engine(config).overrides)
 
 
@@ -202,13 +203,16 @@ def _device(config: RunConfig) -> str:
     return "cpu" if device_of(config.model) == "cpu" else "cuda"
 
 
-def train_through_verl(config: RunConfig, run: RunDirectory, console: RunConsole) -> None:
-    """Train until the last step; what verl's newest checkpoint holds is gone on from.
+def train_through_verl(
+    config: RunConfig, run: RunDirectory, console: RunConsole, resume: bool
+) -> None:
+    """Train until the last step.
 
     Args:
         config: checked.
         run: exists; its logs end where the run goes on.
         console: where progress is shown.
+        resume: go on from verl's newest checkpoint.
 
     Raises:
         ConfigError: verl is not installed or refuses its settings.
@@ -219,7 +223,7 @@ def train_through_verl(config: RunConfig, run: RunDirectory, console: RunConsole
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60)
     try:
         launch(
-            _composed(config, run.path),
+            _composed(config, run.path, resume),
             environment(device, engine.kv_cache_gib),
             engine.ray_address,
             gpus,

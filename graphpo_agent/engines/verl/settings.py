@@ -88,7 +88,7 @@ def advantage_terms(method: MethodConfig) -> int:
 
 
 def verl_settings(
-    config: RunConfig, run: Path, device: str, worker: str, config_text: str
+    config: RunConfig, run: Path, device: str, worker: str, config_text: str, resume: bool = False
 ) -> dict[str, Any]:
     """Verl's settings by their dotted names; ``+`` before a name that verl does not know itself.
 
@@ -98,10 +98,12 @@ def verl_settings(
         device: ``cuda`` or ``cpu``.
         worker: ``module:function``, from the configuration's text to a ``GraphWorker``.
         config_text: the resolved configuration.
+        resume: the run goes on; what it began with is not evaluated again.
     """
     settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
     settings |= _rollout_settings(config)
     settings["trainer.device"] = device
+    settings["trainer.val_before_train"] = config.tasks.heldout is not None and not resume
     if device == "cpu":
         settings |= _cpu_settings(config)
     own = {
@@ -135,7 +137,6 @@ def _run_settings(config: RunConfig, run: Path) -> dict[str, Any]:
         "trainer.save_freq": train.checkpoint_every,
         "trainer.max_actor_ckpt_to_keep": train.keep_checkpoints,
         "trainer.resume_mode": "auto",
-        "trainer.val_before_train": heldout is not None,
         "trainer.test_freq": train.eval_every if heldout is not None else -1,
         "trainer.v1.trainer_mode": "graphpo",
         "data.custom_cls.path": "pkg://graphpo_agent.engines.verl.dataset",

@@ -114,6 +114,10 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert settings["actor_rollout_ref.rollout.temperature"] == 0.8
     assert settings["data.max_prompt_length"] == 32
     assert settings["trainer.save_freq"] == 7
+    assert settings["trainer.val_before_train"] is True
+    assert verl_settings(run, tmp_path, "cuda", "a:b", "text", resume=True) == settings | {
+        "trainer.val_before_train": False
+    }
     assert settings["trainer.default_local_dir"] == str(tmp_path / "checkpoints")
     own = settings["+graphpo"]
     assert (own["minibatch_graphs"], own["ranks"], own["terms"], own["kl"]) == (4, 2, 1, 0.01)

@@ -1,0 +1,94 @@
+"""What a rollout worker makes of a task, with the local engine's policy in the servers' place."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphpo_agent.build import build_policy
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import dump_config, load_config
+from graphpo_agent.data.tasks import load_tasks
+from graphpo_agent.engines.verl.worker import task_from_line, task_line
+from graphpo_agent.protocols import Policy
+from graphpo_agent.train_verl import RunWorker, make_worker
+from graphpo_agent.types import Task
+from tests.worlds import run_arguments
+
+ENGINE = "engine={kind: verl, max_context_tokens: 96}"
+
+
+def made(reach: Path, tmp_path: Path, *overrides: str) -> tuple[RunWorker, Policy, list[Task]]:
+    name, *arguments = run_arguments(reach, tmp_path / "run")
+    config = load_config(RunConfig, name, [*arguments, ENGINE, *overrides])
+    local = load_config(RunConfig, name, arguments)
+    worker = make_worker(dump_config(config))
+    return worker, build_policy(local), load_tasks(reach / "train.jsonl")
+
+
+@pytest.mark.parametrize("method", ["{name: tree, schedule: [3, 2, 1, 1]}", "{name: grpo}"])
+def test_rows_hold_each_trained_token_of_the_graph(
+    reach: Path, tmp_path: Path, method: str
+) -> None:
+    group = "method.group_size=6" if "grpo" in method else "method.efficiency_weight=0.1"
+    method = f"method={method.replace('grpo}', 'grpo, group_size: 6}')}"
+    worker, policy, tasks = made(
+        reach, tmp_path, method, group, "update.loss_aggregation=token_mean"
+    )
+    grown = [worker.grow(policy, task, step=1) for task in tasks[:4]]
+    signal = [one for one in grown if one.total]
+    assert signal
+    for one in signal:
+        owned = sum(int(row.loss_mask.sum()) for row in one.rows)
+        assert one.total == owned == one.metrics["tokens/generated"]
+        for row in one.rows:
+            assert len(row.token_ids) <= 96
+            assert not np.isnan(row.logprobs[row.loss_mask]).any()
+        # Without a weight of its own, the advantages of whole trajectories are centred.
+        assert any((row.advantages != 0).any() for row in one.rows)
+        assert one.metrics["credit/nonzero"] > 0
+    again = worker.grow(policy, tasks[0], step=1)
+    np.testing.assert_array_equal(again.rows[0].token_ids, grown[0].rows[0].token_ids)
+    other = worker.grow(policy, tasks[0], step=2)
+    assert len(other.rows) != len(again.rows) or any(
+        a.token_ids.tolist() != b.token_ids.tolist()
+        for a, b in zip(other.rows, again.rows, strict=True)
+    )
+
+
+def test_a_graph_without_advantages_is_one_row_that_is_not_trained(
+    reach: Path, tmp_path: Path
+) -> None:
+    worker, policy, tasks = made(
+        reach, tmp_path, "reward=tests.worlds:no_reward", "method.objective=separate"
+    )
+    one = worker.grow(policy, tasks[0], step=1)
+    assert one.total == 0.0 and len(one.rows) == 1 and one.line is None
+    assert one.rows[0].advantages.shape == (2, len(one.rows[0].token_ids))
+    assert not one.rows[0].weights.any()
+    assert one.metrics["reward/mean"] == pytest.approx(0.1)
+
+
+def test_some_graphs_come_as_lines_named_by_step_and_task(reach: Path, tmp_path: Path) -> None:
+    worker, policy, tasks = made(reach, tmp_path)
+    lines = [worker.grow(policy, task, step).line for task in tasks[:6] for step in (1, 2)]
+    ids = [json.loads(line)["id"] for line in lines if line]
+    assert 0 < len(ids) < len(lines)  # one in three, as a step has three prompts
+    names = {f"step-{step}/{task.id}" for task in tasks[:6] for step in (1, 2)}
+    assert set(ids) <= names
+
+
+def test_answers_are_one_trajectory_each(reach: Path, tmp_path: Path) -> None:
+    worker, policy, tasks = made(reach, tmp_path)
+    (row, reward), (other, _), (same, _) = [
+        worker.answer(policy, tasks[0], number) for number in (0, 1, 0)
+    ]
+    assert row.token_ids.tolist() == same.token_ids.tolist() != other.token_ids.tolist()
+    text = policy.tokenizer.decode(row.token_ids[row.prompt_tokens :].tolist())
+    assert reward == len(text) % 3 / 2
+
+
+def test_a_task_travels_as_it_is() -> None:
+    task = Task("a-1", "how «far»?", ("one", "two"), {"hops": 2, "kind": ["x"]})
+    assert task_from_line(task_line(task)) == task
