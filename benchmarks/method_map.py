@@ -1,0 +1,233 @@
+"""Every method on the four toy worlds, tuned at equal tokens: a map of where each one wins.
+
+Builds each world and warm-starts one policy for it. Then ``graphpo compare`` trains every method in
+all its settings (``method_settings.py``) with a tuning seed, and in the best one with fresh seeds.
+Finished runs are kept, so a stopped benchmark goes on where it was. Writes a page, a figure and the
+raw numbers per world and one map of all worlds to ``benchmarks/results/``.
+
+    python benchmarks/method_map.py                      # everything: half a day on 2 cores
+    python benchmarks/method_map.py --worlds kb --methods graphpo grpo --seeds 2
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.method_prm import train_step_scorer
+from benchmarks.method_settings import METHODS, WORLDS, Setting, settings
+from graphpo_agent.report.compare_page import (
+    comparison_record,
+    comparison_tables,
+    draw_curves,
+    machine_line,
+)
+from graphpo_agent.report.compare_stats import read_comparison
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+GRAPHPO = [sys.executable, "-m", "graphpo_agent.cli"]
+TUNING_SEED = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2, help="worlds at a time, one thread each")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmark")
+    options = parser.parse_args()
+    with ThreadPoolExecutor(options.workers) as pool:
+        jobs = [
+            pool.submit(measure, world, options.methods, options.seeds, options.work)
+            for world in options.worlds
+        ]
+        for job in jobs:
+            job.result()
+    print((RESULTS / "map.md").read_text())
+
+
+def measure(world: str, methods: Sequence[str], seeds: int, work: Path) -> None:
+    """Tune and compare the methods on one world, and write what came out."""
+    prepare(world, work)
+    if "prm" in methods:
+        prepare_step_scorer(world, work)
+    tried = {name: list(settings(name, WORLDS[world])) for name in methods}
+    scores = tune(world, tried, work)
+    best = {name: max(tried[name], key=lambda each: scores[each.label]) for name in methods}
+    compare(world, best, seeds, work)
+    write_world(world, best, seeds, work)
+    write_map()
+
+
+def prepare(world: str, work: Path) -> None:
+    """The world and its warm-started policy, once."""
+    directory = work / world
+    if (directory / "policy" / "config.json").exists():
+        return
+    call(["data", "toy", world, str(directory), "seed=0"])
+    call(
+        [
+            "sft",
+            f"configs/toy/{world}_sft.yaml",
+            f"model.path={directory}/untrained",
+            f"demonstrations={directory}/demonstrations.jsonl",
+            f"output={directory}/policy",
+            f"steps={WORLDS[world].sft_steps}",
+        ]
+    )
+
+
+def prepare_step_scorer(world: str, work: Path) -> None:
+    """The world's process reward model, once."""
+    directory = work / world
+    graphs, out = directory / "answers.jsonl", directory / "step_scorer"
+    if out.exists():
+        return
+    method = "method={name: grpo, group_size: 8}"
+    count = ["--count", "500", "--out", str(graphs)]
+    call(["rollout", *arguments(world, work), method, *count])
+    loss = train_step_scorer(directory / "policy", directory / "train.jsonl", graphs, out)
+    print(f"{world}: a process reward model with cross-entropy {loss:.3f}", flush=True)
+
+
+def tune(world: str, tried: Mapping[str, Sequence[Setting]], work: Path) -> dict[str, float]:
+    """Mean of the learning curve of every setting, by its label."""
+    out = work / "tuning" / world
+    every = [setting for choices in tried.values() for setting in choices]
+    files = [write_setting(out / f"{each.label}.yaml", world, each, work) for each in every]
+    call(["compare", *arguments(world, work), *comparing(files, str(TUNING_SEED), out)])
+    labels = [each.label for each in every]
+    found = read_comparison(out, labels, [TUNING_SEED], WORLDS[world].token_budget)
+    return {label: found.summary(label, "curve_accuracy").mean for label in labels}
+
+
+def compare(world: str, best: Mapping[str, Setting], seeds: int, work: Path) -> None:
+    """Every method in its best setting, with seeds that had no part in choosing it."""
+    out = work / "compare" / world
+    files = [write_setting(out / f"{name}.yaml", world, best[name], work) for name in best]
+    call(["compare", *arguments(world, work), *comparing(files, f"0-{seeds - 1}", out)])
+
+
+def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
+    """The file that ``graphpo compare`` lays over the world's configuration."""
+    preset = yaml.safe_load(
+        (ROOT / "configs" / "methods" / f"{METHODS[setting.method]}.yaml").read_text()
+    )
+    scorer = str(work / world / "step_scorer")
+    laid_over = setting.configuration(WORLDS[world], preset, scorer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(laid_over))
+    return path
+
+
+def comparing(files: Sequence[Path], seeds: str, out: Path) -> list[str]:
+    return ["--methods", *map(str, files), "--seeds", seeds, "--out", str(out)]
+
+
+def arguments(world: str, work: Path) -> list[str]:
+    """Configuration and overrides that all methods share in a world."""
+    directory = work / world
+    overrides = [
+        "threads=1",
+        f"model.path={directory}/policy",
+        f"tasks.train={directory}/train.jsonl",
+        f"tasks.heldout={directory}/heldout.jsonl",
+        "train.steps=null",
+        f"train.token_budget={WORLDS[world].token_budget}",
+        "train.eval_tasks=400",
+        f"train.eval_every={WORLDS[world].updates // 4}",
+        f"train.checkpoint_every={WORLDS[world].updates // 4}",
+        "train.keep_checkpoints=1",
+    ]
+    if world == "kb":
+        overrides.append(f"mode.tools.search.retriever.directory={directory}/index")
+    if world == "hops":
+        overrides.append(f"mode.tools.search.retriever.corpus={directory}/corpus.jsonl")
+    return [f"configs/toy/{world}.yaml", *overrides]
+
+
+def call(arguments: Sequence[str]) -> None:
+    """Run ``graphpo``; its progress is shown only when it fails."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    done = subprocess.run(
+        [*GRAPHPO, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"graphpo {' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    print(done.stdout.strip().splitlines()[-2:], flush=True)
+
+
+def write_world(world: str, best: Mapping[str, Setting], seeds: int, work: Path) -> None:
+    """The page, the figures and the raw numbers of one world."""
+    found = read_comparison(
+        work / "compare" / world, list(best), range(seeds), WORLDS[world].token_budget
+    )
+    chosen = {name: {"prompts": s.prompts, "lr": s.learning_rate} for name, s in best.items()}
+    RESULTS.mkdir(exist_ok=True)
+    for old in RESULTS.glob(f"map-{world}*"):
+        old.unlink()
+    figures = draw_curves(RESULTS / f"map-{world}.svg", f"{world}: held-out accuracy", found)
+    lines = [f"# {world}", "", f"{machine_line()} One thread per run.", ""]
+    lines += comparison_tables(found)
+    lines += ["", *(f"![held-out accuracy by tokens]({path.name})" for path in figures)]
+    record: dict[str, Any] = {"world": world, "settings": chosen, **comparison_record(found)}
+    (RESULTS / f"map-{world}.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / f"map-{world}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def write_map() -> None:
+    """One table of all worlds that were measured: final accuracy, and the setting it took."""
+    files = [RESULTS / f"map-{world}.json" for world in WORLDS]
+    records = [json.loads(path.read_text()) for path in files if path.is_file()]
+    of_world = [{each["method"]: each for each in record["methods"]} for record in records]
+    names = [name for name in METHODS if any(name in methods for methods in of_world)]
+    lines = [
+        "# Where each method wins",
+        "",
+        "Held-out accuracy at the end in percent, mean over fresh seeds ± 95 % confidence",
+        "interval; in brackets prompts per update and learning rate, chosen for each method with",
+        f"seed {TUNING_SEED}.",
+        "Bold: the highest mean of a world. Same warm-started policy, same generated tokens.",
+        "",
+        f"| method | {' | '.join(_head(record) for record in records)} |",
+        f"|{' --- |' * (len(records) + 1)}",
+    ]
+    for name in names:
+        cells = [
+            _cell(name, record, methods) for record, methods in zip(records, of_world, strict=True)
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    (RESULTS / "map.md").write_text("\n".join(lines) + "\n")
+
+
+def _head(record: Mapping[str, Any]) -> str:
+    return f"[{record['world']}](map-{record['world']}.md), {record['budget']:,.0f} tokens"
+
+
+def _cell(name: str, record: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
+    if name not in methods:
+        return "–"
+    found, chosen = methods[name]["final_accuracy"], record["settings"][name]
+    text = f"{100 * found['mean']:.1f} ± {100 * (found['half_width'] or float('nan')):.1f}"
+    if found["mean"] == max(each["final_accuracy"]["mean"] for each in methods.values()):
+        text = f"**{text}**"
+    return f"{text} ({chosen['prompts']}, {chosen['lr']:g})"
+
+
+if __name__ == "__main__":
+    main()

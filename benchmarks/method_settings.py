@@ -1,0 +1,156 @@
+"""What ``method_map.py`` compares: the worlds, the methods and what each method is tuned over."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["METHODS", "WORLDS", "Setting", "World", "settings"]
+
+LEARNING_RATES = (2e-4, 5e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A world and what an update costs in it, the same for every method.
+
+    Attributes:
+        sft_steps: of the warm start; they leave something to learn.
+        prompts: of an update.
+        tokens: policy tokens of each prompt: eight independent responses and something to spare.
+        updates: as many tokens as they cost are generated in a run.
+        steps: edges of a typical response.
+    """
+
+    sft_steps: int
+    prompts: int
+    tokens: int
+    updates: int
+    steps: int
+
+    @property
+    def token_budget(self) -> int:
+        """Of a whole run."""
+        return self.prompts * self.tokens * self.updates
+
+
+WORLDS = {
+    "reach": World(sft_steps=1200, prompts=18, tokens=240, updates=35, steps=4),
+    "kb": World(sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
+    "trace": World(sft_steps=500, prompts=18, tokens=520, updates=30, steps=16),
+    "hops": World(sft_steps=800, prompts=18, tokens=370, updates=35, steps=7),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A method with the numbers it is tuned over.
+
+    Example: ``Setting("grpo", prompts=18, responses=8, tokens=370, learning_rate=2e-4)``.
+
+    Attributes:
+        prompts: of an update.
+        responses: independent ones that cost as much as the budget of a prompt.
+        tokens: that budget.
+    """
+
+    method: str
+    prompts: int
+    responses: int
+    tokens: int
+    learning_rate: float
+
+    @property
+    def label(self) -> str:
+        """A name for files: ``grpo-p18-lr0.0002``."""
+        return f"{self.method}-p{self.prompts}-lr{self.learning_rate:g}"
+
+    def configuration(
+        self, world: World, preset: dict[str, Any], step_scorer: str
+    ) -> dict[str, Any]:
+        """What is laid over the world's configuration.
+
+        Args:
+            world: where it runs.
+            step_scorer: directory of the world's process reward model.
+            preset: ``configs/methods/<method>/graphpo_adapted.yaml``; its method is given the size
+                of the budget, its update the learning rate and two minibatches.
+        """
+        method = preset["method"] | _structure(self.method, self.responses, world.steps)
+        if self.method == "prm":
+            method["scorer"] = {
+                "class": "graphpo_agent.prm_local:PrefixScorer",
+                "model": step_scorer,
+                "batch_size": 64,
+            }
+        update = preset["update"] | {
+            "learning_rate": self.learning_rate,
+            "minibatch_graphs": -(-self.prompts // 2),
+        }
+        budget = {"tokens": self.tokens}
+        train: dict[str, Any] = {"prompts_per_step": self.prompts}
+        if self.method == "dapo":
+            train["max_resample"] = 3
+        return {"method": method, "update": update, "budget": budget, "train": train}
+
+
+def settings(method: str, world: World) -> Iterator[Setting]:
+    """What a method is tuned over: twice the samples for half the prompts, and learning rates."""
+    base = Setting(method, world.prompts, 8, world.tokens, 0.0)
+    fewer = replace(base, prompts=world.prompts // 2, responses=16, tokens=2 * world.tokens)
+    for sizes in (base, fewer):
+        for learning_rate in LEARNING_RATES:
+            yield replace(sizes, learning_rate=learning_rate)
+
+
+METHODS = {
+    "graphpo": "graphpo/paper",
+    "plus": "graphpo/plus",
+    "waves": "graphpo/plus",
+    "tree": "tree/graphpo_adapted",
+    "grpo": "grpo/graphpo_adapted",
+    "dapo": "dapo/graphpo_adapted",
+    "treerl": "treerl/graphpo_adapted",
+    "spo_tree": "spo_tree/graphpo_adapted",
+    "spo_chain": "spo_chain/graphpo_adapted",
+    "tree_grpo": "tree_grpo/graphpo_adapted",
+    "treepo": "treepo/graphpo_adapted",
+    "treerpo": "treerpo/graphpo_adapted",
+    "pros": "pros/graphpo_adapted",
+    "prm": "prm/graphpo_adapted",
+}
+"""Each method's preset. *waves* is *plus* that spends half of the budget on uncertain states."""
+
+
+def _structure(method: str, responses: int, steps: int) -> dict[str, Any]:
+    """A method's own sizes, for a budget of so many independent responses of so many steps.
+
+    Chains from the prompt spend what a structure leaves over.
+    """
+    half = responses // 2
+    match method:
+        case "graphpo" | "tree":
+            return {"schedule": [half, 2, 1], "singleton": "inherit"}
+        case "plus":
+            return {"schedule": _late(responses, steps)}
+        case "waves":
+            return {"schedule": [half, 1], "refill": "uncertain"}
+        case "treerl":
+            return {"trees": half, "forks": 1, "rounds": 1, "copies": 2}
+        case "tree_grpo":
+            return {"trees": half, "expansions": 2, "rounds": 1}
+        case "spo_tree" | "treerpo":
+            return {"schedule": [half, 2, 1]}
+        case "spo_chain":
+            return {"num_chains": max(2, half // 2), "rollouts": 2, "cut_interval": steps // 2}
+        case "treepo":
+            return {"width": responses}
+        case _:
+            return {"group_size": responses}
+
+
+def _late(responses: int, steps: int) -> list[int]:
+    """3/7 of the budget as chains that branch in two after a third and two thirds of a response."""
+    schedule = [1] * (2 * steps // 3 + 2)
+    schedule[0] = round(responses * 3 / 7)
+    schedule[steps // 3] = schedule[2 * steps // 3] = 2
+    return schedule

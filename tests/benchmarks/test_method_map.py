@@ -1,0 +1,81 @@
+"""The map of methods trains what it says, and writes what it found."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import method_map, method_prm, method_settings
+from benchmarks.method_settings import METHODS, WORLDS, settings
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
+from graphpo_agent.train_run import check_run
+from tests.worlds import ROOT
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_differ_in_how_the_same_tokens_are_spent_and_in_the_learning_rate(
+    world: str, method: str, tmp_path: Path
+) -> None:
+    name, *overrides = method_map.arguments(world, tmp_path)
+    own = load_config(RunConfig, ROOT / name, overrides)
+    configs: list[RunConfig] = []
+    for setting in settings(method, WORLDS[world]):
+        file = method_map.write_setting(
+            tmp_path / f"{setting.label}.yaml", world, setting, tmp_path
+        )
+        config = load_config(RunConfig, ROOT / name, [str(file), *overrides])
+        check_run(config)
+        assert config.budget.tokens is not None
+        assert (
+            config.train.prompts_per_step * config.budget.tokens * WORLDS[world].updates
+            == config.train.token_budget
+            == WORLDS[world].token_budget
+        )
+        assert config.update.learning_rate == setting.learning_rate
+        half = config.update.minibatch_graphs
+        assert half < config.train.prompts_per_step <= 2 * half, "two minibatches"
+        free = ("method", "update", "budget", "train")
+        assert config.model_dump(exclude=set(free)) == own.model_dump(exclude=set(free))
+        configs.append(config)
+    assert len({config.model_dump_json() for config in configs}) == 4
+    assert {config.train.token_budget for config in configs} == {own.train.token_budget}
+    kinds = {config.method.name for config in configs}
+    assert kinds == {"graphpo" if method in ("plus", "waves") else method}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_small_benchmark(
+    reach: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(reach, tmp_path / "work/reach")
+    small = replace(WORLDS["reach"], prompts=4, tokens=120, updates=4)
+    monkeypatch.setitem(WORLDS, "reach", small)
+    monkeypatch.setattr(method_prm, "STEPS", 3)
+    monkeypatch.setattr(method_settings, "LEARNING_RATES", (2e-4,))
+    monkeypatch.setattr(method_map, "RESULTS", tmp_path / "results")
+    method_map.measure("reach", ["graphpo", "prm"], 1, tmp_path / "work")
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {
+        "map.md",
+        "map-reach.md",
+        "map-reach.json",
+        "map-reach.svg",
+    }
+    record = json.loads((tmp_path / "results/map-reach.json").read_text())
+    assert record["world"] == "reach" and record["budget"] == small.token_budget
+    assert [method["method"] for method in record["methods"]] == ["graphpo", "prm"]
+    assert str(tmp_path) not in json.dumps(record)
+    tuned = json.loads((tmp_path / "work/tuning/reach/compare.json").read_text())
+    curves = {each["method"]: each["curve_accuracy"]["mean"] for each in tuned["methods"]}
+    assert len(curves) == 4
+    page = (tmp_path / "results/map.md").read_text()
+    for name, chosen in record["settings"].items():
+        label = f"{name}-p{chosen['prompts']}-lr{chosen['lr']:g}"
+        own = {key: value for key, value in curves.items() if key.startswith(f"{name}-")}
+        assert own[label] == max(own.values())
+        assert f"| {name} | " in page and f"({chosen['prompts']}, {chosen['lr']:g})" in page
+    assert page.count("**") >= 2
