@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from tqdm.auto import tqdm
 
@@ -19,8 +20,8 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
-from graphpo_agent.errors import ConfigError, ModelError
-from graphpo_agent.evals.heldout import evaluate
+from graphpo_agent.errors import ConfigError, ModelError, ToolError
+from graphpo_agent.evals.heldout import Evaluation, evaluate, leaves
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.report.console import RunConsole
@@ -66,13 +67,18 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
         print(f"model, its adapters merged: {done.model}")
     before, after = done.result.before, done.result.after
     if after is not None:
+        left_out = f", {after.num_dropped} left out for outages" if after.num_dropped else ""
         print(
-            f"held-out accuracy {f'{before.accuracy:.1%} ' if before is not None else ''}"
-            f"→ {after.accuracy:.1%} ({after.num_trajectories} trajectories at the training "
-            "temperature)"
+            f"held-out accuracy {f'{_percent(before)} ' if before is not None else ''}"
+            f"→ {_percent(after)} ({after.num_trajectories} trajectories at the training "
+            f"temperature{left_out})"
         )
     print(f"report: {done.page}")
     return 0
+
+
+def _percent(evaluation: Evaluation) -> str:
+    return f"{evaluation.accuracy:.1%}" if evaluation.num_trajectories else "unknown"
 
 
 def _print_memory(config: RunConfig) -> None:
@@ -160,11 +166,19 @@ def evaluate_policy(
         grower, policy, tasks, samples, sampling, config.seed, progress=True
     )
     if out is not None:
-        write_atomically(Path(out), "".join(_transcript_lines(rollouts)))
+        write_atomically(Path(out), "".join(_transcript_lines(rollouts, grower.outages)))
+    dropped = evaluation.num_dropped
+    if not evaluation.num_trajectories:
+        raise ToolError(
+            f"there is no accuracy: a tool met an outage on each of the {dropped} trajectories; "
+            "see that its service is there and try again"
+        )
     print(
         f"accuracy {evaluation.accuracy:.1%} ± {1.96 * evaluation.standard_error:.1%} "
-        f"(95 % over {len(tasks)} tasks, {evaluation.num_trajectories} trajectories)"
+        f"(95 % over {evaluation.num_tasks} tasks, {evaluation.num_trajectories} trajectories)"
     )
+    if dropped:
+        print(f"left out: {dropped} trajectories on which a tool met an outage (outages: drop)")
     print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
     for name, count in grower.counts.items():
         print(f"{name} {count}")
@@ -186,10 +200,15 @@ def toy(world: str, output: str, knobs: Sequence[str]) -> int:
     return 0
 
 
-def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
-    """One line per trajectory: the policy's words, the gold answers and the reward."""
+def _transcript_lines(
+    rollouts: Sequence[Rollout], outages: Literal["drop", "score"]
+) -> Iterator[str]:
+    """One line per trajectory: the policy's words, the gold answers and the reward.
+
+    The reward is null where the trajectory does not count, for an outage.
+    """
     for rollout in rollouts:
-        for leaf in rollout.graph.terminals.tolist():
+        for leaf, reward in leaves(rollout, outages):
             state = rollout.states[leaf]
             row = {
                 "id": f"{rollout.task.id}/{leaf}",
@@ -197,6 +216,7 @@ def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
                 "response": state.response,
                 "answer": state.answer,
                 "gold": list(rollout.task.answers),
-                "reward": float(rollout.graph.reward[leaf]),
+                "reward": reward,
+                "outages": state.outages,
             }
             yield json.dumps(row, ensure_ascii=False) + "\n"

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -258,10 +259,15 @@ def _progress(config: RunConfig, progress: Progress) -> float:
 
 
 def _evaluated(sampled: Evaluation, greedy: Evaluation | None) -> dict[str, float]:
+    """Metrics; without an accuracy where outages left no trajectory to judge."""
     row = {
         "eval/accuracy": sampled.accuracy,
         "eval/standard_error": sampled.standard_error,
         "eval/response_tokens": sampled.response_tokens,
         "eval/turns": sampled.turns,
+        "eval/outages": sampled.num_dropped,
     }
-    return row if greedy is None else row | {"eval/greedy_accuracy": greedy.accuracy}
+    if greedy is not None:
+        row |= {"eval/greedy_accuracy": greedy.accuracy}
+        row["eval/outages"] += greedy.num_dropped
+    return {name: value for name, value in row.items() if math.isfinite(value)}

@@ -6,14 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import graphpo_agent.train as train_module
+from graphpo_agent import commands
 from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.report.run_dir import locked
+from graphpo_agent.rollout.grow import Grower
+from graphpo_agent.types import PathState, Step
 from tests.worlds import run_arguments, start_command
 
 METHODS = {
@@ -279,6 +285,67 @@ def test_rollout_eval_score_and_report(
     lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
     assert len(lines) == 16 and all(line["reward"] in (0.0, 0.5, 1.0) for line in lines)
     assert not (tmp_path / "run").exists()
+
+
+class Storm:
+    """An expander on whose paths a tool meets an outage, where ``met`` says so of the task."""
+
+    def __init__(self, calm: Any, met: Callable[[str], bool]) -> None:
+        self.calm = calm
+        self.met = met
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.calm, name)
+
+    async def expand(self, scheduler: Any, state: PathState, *rest: Any) -> Step:
+        step = await self.calm.expand(scheduler, state, *rest)
+        return replace(step, state=replace(step.state, outages=int(self.met(state.task.id))))
+
+
+def let_it_storm(module: Any, monkeypatch: pytest.MonkeyPatch, met: Callable[[str], bool]) -> None:
+    build = module.build_grower
+
+    def stormy(config: Any) -> Grower:
+        grower = build(config)
+        return replace(grower, expander=Storm(grower.expander, met))
+
+    monkeypatch.setattr(module, "build_grower", stormy)
+
+
+def test_eval_says_how_many_trajectories_outages_left_out(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stormy = {json.loads(line)["id"] for line in list((kb / "heldout.jsonl").open())[:3]}
+    transcripts = tmp_path / "t.jsonl"
+    let_it_storm(commands, monkeypatch, stormy.__contains__)
+    arguments = ["eval", *run_arguments(kb, tmp_path / "run"), "--samples", "2"]
+    assert main([*arguments, "--out", str(transcripts)]) == 0
+    out = capsys.readouterr().out
+    assert "5 tasks, 10 trajectories" in out and "left out: 6 trajectories" in out
+    lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
+    assert len(lines) == 16
+    for line in lines:
+        hit = line["id"].split("/")[0] in stormy
+        assert (line["reward"] is None) == hit and line["outages"] == hit
+    assert main([*arguments, "outages=score"]) == 0
+    out = capsys.readouterr().out
+    assert "8 tasks, 16 trajectories" in out and "left out" not in out
+
+
+def test_an_evaluation_that_outages_left_nothing_of_has_no_accuracy(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_it_storm(commands, monkeypatch, lambda task: True)
+    assert main(["eval", *run_arguments(kb, tmp_path / "run")]) == 2
+    captured = capsys.readouterr()
+    assert "accuracy 0" not in captured.out
+    assert "an outage on each of the 8 trajectories" in captured.err
+    let_it_storm(train_module, monkeypatch, lambda task: True)
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(kb, run, "train.steps=1", "train.max_resample=0")]) == 0
+    assert "held-out accuracy unknown → unknown" in capsys.readouterr().out
+    for row in rows(run):
+        assert row["eval/outages"] > 0 and "eval/accuracy" not in row
 
 
 def test_a_small_task_file_ends_resampling_not_the_run(reach: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -11,26 +12,35 @@ from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.types import SamplingParams, Task
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "evaluate", "leaves"]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Means over all sampled trajectories.
+    """Means over sampled trajectories.
+
+    A trajectory on which a tool met an outage says nothing about the policy: with ``outages:
+    drop`` it counts in neither accuracy nor standard error, and a task that has no other is left
+    out of both.
 
     Attributes:
-        accuracy: mean reward.
+        accuracy: mean over tasks of the mean reward of a task's trajectories; NaN where an outage
+            met them all.
         standard_error: of the accuracy over tasks; NaN for fewer than two.
-        response_tokens: policy tokens per trajectory.
-        turns: edges per trajectory.
-        num_trajectories: tasks times samples.
+        response_tokens: policy tokens per trajectory, dropped ones included.
+        turns: edges per trajectory, dropped ones included.
+        num_tasks: those that count.
+        num_trajectories: those that count.
+        num_dropped: the others.
     """
 
     accuracy: float
     standard_error: float
     response_tokens: float
     turns: float
+    num_tasks: int
     num_trajectories: int
+    num_dropped: int
 
 
 def evaluate(
@@ -52,15 +62,37 @@ def evaluate(
         rollouts = grower.grow(
             policy, tasks, method, sampling, (seed, "evaluation"), finished=bar.update
         )
-    # A path that was stopped early instead of judged counts as wrong.
-    rewards = np.array([np.nansum(rollout.graph.reward) / samples for rollout in rollouts])
-    spread = rewards.std(ddof=1) / np.sqrt(len(rewards)) if len(rewards) > 1 else float("nan")
-    trajectories = len(rollouts) * samples
+    scored = [
+        [r for _, r in leaves(rollout, grower.outages) if r is not None] for rollout in rollouts
+    ]
+    means = np.array([np.mean(rewards) for rewards in scored if rewards])
+    counted = sum(map(len, scored))
+    sampled = len(rollouts) * samples
     evaluation = Evaluation(
-        accuracy=float(rewards.mean()),
-        standard_error=float(spread),
-        response_tokens=sum(r.ledger.generated_tokens for r in rollouts) / trajectories,
-        turns=sum(r.graph.num_edges for r in rollouts) / trajectories,
-        num_trajectories=trajectories,
+        accuracy=float(means.mean()) if len(means) else float("nan"),
+        standard_error=float(means.std(ddof=1) / len(means) ** 0.5)
+        if len(means) > 1
+        else float("nan"),
+        response_tokens=sum(r.ledger.generated_tokens for r in rollouts) / sampled,
+        turns=sum(r.graph.num_edges for r in rollouts) / sampled,
+        num_tasks=len(means),
+        num_trajectories=counted,
+        num_dropped=sampled - counted,
     )
     return evaluation, rollouts
+
+
+def leaves(rollout: Rollout, outages: Literal["drop", "score"]) -> list[tuple[int, float | None]]:
+    """The last node of each path beside its reward, in the order of the nodes.
+
+    None is a path that was dropped because a tool met an outage on it. One that was stopped early
+    instead of judged counts as wrong.
+    """
+    graph = rollout.graph
+    ends = np.setdiff1d(np.arange(graph.num_nodes), graph.parent)
+    rewards = [float(graph.reward[node]) for node in ends]
+    dropped = [outages == "drop" and rollout.states[node].outages > 0 for node in ends]
+    return [
+        (int(node), None if drop else 0.0 if np.isnan(reward) else reward)
+        for node, reward, drop in zip(ends, rewards, dropped, strict=True)
+    ]

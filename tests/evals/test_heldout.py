@@ -1,20 +1,22 @@
 """Held-out evaluation over the walk of tests/rollout/test_grow.py."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from graphpo_agent.evals.heldout import evaluate
+from graphpo_agent.evals.heldout import evaluate, leaves
 from graphpo_agent.rollout.grow import Grower
-from graphpo_agent.types import Outcome, SamplingParams, Task
-from tests.rollout.test_grow import NoPolicy, Walk, tasks
+from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
+from tests.rollout.test_grow import NoPolicy, StormyWalk, Walk, tasks
 
 
 def even(task: Task, outcome: Outcome) -> float:
     return float(len(outcome.turns) % 2 == 0)
 
 
-def run(count: int, samples: int, seed: int = 0):  # type: ignore[no-untyped-def]
-    grower = Grower(Walk(), even)
+def run(count: int, samples: int, seed: int = 0, grower: Grower | None = None):  # type: ignore[no-untyped-def]
+    grower = grower or Grower(Walk(), even)
     return evaluate(grower, NoPolicy(), tasks(count), samples, SamplingParams(), seed)  # type: ignore[arg-type]
 
 
@@ -46,3 +48,40 @@ def test_a_path_that_was_stopped_early_counts_as_wrong() -> None:
     grower = Grower(Walk(max_layers=1), lambda task, outcome: 1.0, truncated="early_stopped")
     evaluation, _ = evaluate(grower, NoPolicy(), tasks(5), 2, SamplingParams(), 0)  # type: ignore[arg-type]
     assert evaluation.accuracy == 0.0
+
+
+def test_a_path_that_met_an_outage_does_not_count() -> None:
+    evaluation, rollouts = run(40, samples=3, grower=Grower(StormyWalk(), even))
+    judged, judged_rollouts = run(40, samples=3, grower=Grower(StormyWalk(), even, outages="score"))
+    means, counted = [], 0
+    for rollout, same in zip(rollouts, judged_rollouts, strict=True):
+        # The walk is the same whether an outage is judged or not; so the rewards are known.
+        ends = [v for v in range(len(rollout.states)) if v not in set(rollout.graph.parent[1:])]
+        assert len(ends) == 3
+        well = [v for v in ends if rollout.states[v].outages == 0]
+        rewards = [float(same.graph.reward[v]) for v in well]
+        assert leaves(rollout, "drop") == [
+            (v, float(same.graph.reward[v]) if v in well else None) for v in ends
+        ]
+        counted += len(well)
+        means += [sum(rewards) / len(rewards)] if rewards else []
+    assert 0 < len(means) < 40
+    assert evaluation.accuracy == pytest.approx(sum(means) / len(means))
+    assert evaluation.standard_error == pytest.approx(np.std(means, ddof=1) / len(means) ** 0.5)
+    assert evaluation.num_tasks == len(means)
+    assert (evaluation.num_trajectories, evaluation.num_dropped) == (counted, 120 - counted)
+    assert (judged.num_tasks, judged.num_trajectories, judged.num_dropped) == (40, 120, 0)
+
+
+class Storm(Walk):
+    """Every step meets an outage."""
+
+    def _step(self, state: PathState, seed: int) -> Step:
+        step = super()._step(state, seed)
+        return replace(step, state=replace(step.state, outages=1))
+
+
+def test_there_is_no_accuracy_where_outages_met_every_path() -> None:
+    evaluation, _ = run(4, samples=2, grower=Grower(Storm(), even))
+    assert np.isnan(evaluation.accuracy) and np.isnan(evaluation.standard_error)
+    assert (evaluation.num_tasks, evaluation.num_trajectories, evaluation.num_dropped) == (0, 0, 8)
