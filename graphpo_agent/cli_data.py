@@ -57,7 +57,15 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-unanswerable", action="store_true", help="rows that have no answer by design"
     )
-    parser.add_argument("--parquet", type=Path, metavar="FILE", help="the tasks for verl")
+    parser.add_argument(
+        "--parquet", type=Path, metavar="FILE", help="the tasks for another trainer, too"
+    )
+    parser.add_argument(
+        "--parquet-for",
+        choices=["verl", "search-r1", "tree-grpo"],
+        default="verl",
+        help="whose trainer and scorer read the parquet file (verl)",
+    )
     parser.add_argument(
         "--demonstrations", type=Path, metavar="FILE", help="recorded trajectories, for sft"
     )
@@ -74,6 +82,7 @@ def _prepare(options: argparse.Namespace) -> int:
         exclude=options.exclude,
         keep_unanswerable=options.keep_unanswerable,
         parquet=options.parquet,
+        parquet_for=options.parquet_for,
         demonstrations=options.demonstrations,
     )
 

@@ -10,10 +10,9 @@ import yaml
 from graphpo_agent.data.prepare import Summary
 from graphpo_agent.data.prepare import prepare as prepare_data
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
-from graphpo_agent.data.verl_parquet import write_verl_parquet
+from graphpo_agent.data.verl_parquet import Trainer, write_verl_parquet
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.evals.grade import GradeOptions, grade_file
-from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from retrievers.index import build_index, describe_index, merge_indexes, open_index
 from retrievers.server import serve
 
@@ -28,6 +27,7 @@ def prepare(
     exclude: Sequence[Path],
     keep_unanswerable: bool,
     parquet: Path | None,
+    parquet_for: Trainer,
     demonstrations: Path | None,
 ) -> int:
     """``graphpo data prepare``; nothing is written before every row was checked."""
@@ -40,7 +40,8 @@ def prepare(
         raise DataError(f"{', '.join(map(str, files))}: no row holds a recorded trajectory")
     write_tasks(out, prepared.tasks)
     if parquet is not None:
-        write_verl_parquet(parquet, prepared.tasks, SearchR1Dialect().render)
+        own = prepared.tool_prompts if parquet_for == "verl" else prepared.prompts
+        write_verl_parquet(parquet, prepared.tasks, parquet_for, own)
     if demonstrations is not None:
         write_demonstrations(demonstrations, prepared.demonstrations)
     print(_described(prepared.summary))

@@ -36,7 +36,8 @@ def test_prepare_writes_tasks_and_parquet_and_says_what_it_left_out(tmp_path, ca
     exclude = write(tmp_path / "gaia.jsonl", [{"Question": "capital of France"}])
     out, parquet = tmp_path / "tasks.jsonl", tmp_path / "verl.parquet"
     arguments = ["data", "prepare", "asearcher", source, "--exclude", exclude]
-    assert main([*arguments, "--out", str(out), "--parquet", str(parquet)]) == 0
+    arguments += ["--out", str(out), "--parquet", str(parquet)]
+    assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "3 rows → 1 tasks" in said and "unanswerable" in said and f"asked in {exclude}" in said
     (task,) = load_tasks(out)
@@ -44,6 +45,24 @@ def test_prepare_writes_tasks_and_parquet_and_says_what_it_left_out(tmp_path, ca
     (row,) = pq.read_table(parquet).to_pylist()
     assert row["reward_model"]["ground_truth"]["target"] == ["Shakespeare"]
     assert "Who wrote Hamlet?" in row["prompt"][0]["content"]
+    assert row["data_source"] == "searchR1_nq"
+    assert main([*arguments, "--parquet-for", "tree-grpo"]) == 0
+    (row,) = pq.read_table(parquet).to_pylist()
+    assert row["data_source"] == "a" and "<search>" in row["prompt"][0]["content"]
+
+
+def test_a_search_r1_file_keeps_its_prompts(tmp_path, capsys) -> None:
+    prompt = [{"role": "user", "content": "Mine. <answer> Beijing </answer> Question: who?\n"}]
+    truth = {"style": "rule", "ground_truth": {"target": ["Ola"]}}
+    source = write(
+        tmp_path / "t.jsonl", [{"data_source": "nq", "prompt": prompt, "reward_model": truth}]
+    )
+    parquet = tmp_path / "again.parquet"
+    arguments = ["data", "prepare", "search-r1", source, "--out", str(tmp_path / "o.jsonl")]
+    for trainer, kept in (("search-r1", True), ("verl", False)):  # verl's agent calls a tool
+        assert main([*arguments, "--parquet", str(parquet), "--parquet-for", trainer]) == 0
+        (row,) = pq.read_table(parquet).to_pylist()
+        assert (row["prompt"] == prompt) == kept
 
 
 def test_prepare_keeps_trajectories_as_demonstrations(tmp_path, capsys) -> None:

@@ -15,7 +15,7 @@ from graphpo_agent.data import asearcher, search_r1, webdancer
 from graphpo_agent.data.files import Row, read_data_file
 from graphpo_agent.data.source import SourceRow, Trajectory, text_field
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.types import Demonstration, Task
+from graphpo_agent.types import Demonstration, Message, Task
 
 __all__ = ["KINDS", "Prepared", "Summary", "overlap_key", "prepare", "task_id"]
 
@@ -60,11 +60,18 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The tasks, in the order of the files, the demonstrations, and what became of the rows."""
+    """The tasks, in the order of the files, the demonstrations, and what became of the rows.
+
+    Attributes:
+        prompts: by task id, those of the rows that came with one, for policies that write tags.
+        tool_prompts: the same, for policies that call tools.
+    """
 
     tasks: tuple[Task, ...]
     demonstrations: tuple[Demonstration, ...]
     summary: Summary
+    prompts: Mapping[str, tuple[Message, ...]]
+    tool_prompts: Mapping[str, tuple[Message, ...]]
 
 
 def task_id(question: str) -> str:
@@ -230,4 +237,13 @@ def _prepared(entries: Sequence[_Entry], tally: _Tally, exclude: Sequence[Path])
         overlaps={str(path): tally.overlaps[str(path)] for path in exclude},
         demonstrations=len(demonstrations),
     )
-    return Prepared(tuple(entry.task() for entry in entries), demonstrations, summary)
+    asked = {tools: _prompts(entries, tools) for tools in (False, True)}
+    tasks = tuple(entry.task() for entry in entries)
+    return Prepared(tasks, demonstrations, summary, asked[False], asked[True])
+
+
+def _prompts(entries: Iterable[_Entry], tools: bool) -> dict[str, tuple[Message, ...]]:
+    firsts = ((entry.identifier, entry.first) for entry in entries)
+    return {
+        name: row.prompt for name, row in firsts if row.prompt and row.prompt_has_tools == tools
+    }

@@ -3,7 +3,7 @@
 Training rows have ``data_source``, ``prompt`` (messages), ``reward_model.ground_truth.target`` (a
 list or one string) and ``extra_info``; plain rows ``question`` and ``golden_answers``, as in
 FlashRAG. The question is the field ``question``, else ``extra_info.question``, else what follows
-the last ``Question:`` of the prompt.
+the last ``Question:`` of the prompt. verl's rows have ``searchR1_`` before the ``data_source``.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,12 @@ from graphpo_agent.data.source import (
     text_field,
     text_of,
 )
+from graphpo_agent.data.verl_parquet import VERL_PREFIX
 from graphpo_agent.errors import DataError
+from graphpo_agent.types import Message
 
 __all__ = ["find_question", "read_row"]
 
-_VERL_PREFIX = "searchR1_"
 _QUESTION = "Question:"
 
 
@@ -37,8 +38,10 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     return SourceRow(
         question=find_question(place, row),
         answers=_answers(place, row),
-        source=None if source is None else source.removeprefix(_VERL_PREFIX),
+        source=None if source is None else source.removeprefix(VERL_PREFIX),
         source_id=str(row["id"]) if "id" in row else None,
+        prompt=_messages(place, row.get("prompt")),
+        prompt_has_tools=source is not None and source.startswith(VERL_PREFIX),
     )
 
 
@@ -67,6 +70,22 @@ def _asked_in(place: str, prompt: Any) -> str:
     if not marker:
         raise DataError(f"{place}: field 'prompt' has no '{_QUESTION}', and there is no 'question'")
     return text_of(place, f"prompt[-1].content after '{_QUESTION}'", question)
+
+
+def _messages(place: str, prompt: Any) -> tuple[Message, ...]:
+    """The prompt as it is; a field of that name that holds no messages is somebody's own."""
+    if not isinstance(prompt, list):
+        return ()
+    messages: list[Message] = []
+    for number, message in enumerate(prompt):
+        fields = message if isinstance(message, dict) else {}
+        role, content = fields.get("role"), fields.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise DataError(
+                f"{place}: field 'prompt[{number}]' must have the texts role and content"
+            )
+        messages.append({"role": role, "content": content})
+    return tuple(messages)
 
 
 def _answers(place: str, row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -49,6 +49,10 @@ class SourceRow:
     unanswerable: bool = False
     """The question has no answer by design."""
     trajectory: Trajectory | None = None
+    prompt: tuple[Message, ...] = ()
+    """What the row asks a policy, word for word; empty where it has none."""
+    prompt_has_tools: bool = False
+    """The prompt is for a policy that calls tools (verl's), not for one that writes tags."""
 
 
 def text_field(place: str, row: Mapping[str, Any], name: str) -> str:

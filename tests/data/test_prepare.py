@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,17 @@ from graphpo_agent.data.tasks import (
     write_demonstrations,
     write_tasks,
 )
-from graphpo_agent.data.verl_parquet import write_verl_parquet
+from graphpo_agent.data.verl_parquet import Trainer, write_verl_parquet
 from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.rewards.transcripts import (
+    FormatScores,
+    search_r1_em,
+    search_r1_em_format,
+    tree_grpo_f1,
+    verl_search_r1_em,
+)
 from graphpo_agent.types import Message, Task
-from tests.data.test_prepare_sources import TRAJECTORY, lines, parquet
+from tests.data.test_prepare_sources import TRAINING, TRAJECTORY, lines, parquet
 
 
 def row(question: str, answer: Any = "oak", **fields: Any) -> dict[str, Any]:
@@ -160,31 +168,89 @@ def test_what_was_prepared_is_written_and_read_back(tmp_path: Path) -> None:
 
 def test_the_verl_file_has_upstream_s_columns(tmp_path: Path) -> None:
     tasks = [
-        Task("q-1", "who?", ("oak", "fir"), {"source": "nq", "aug_answers": ["tree"]}),
+        Task("q-1", "who?", ("oak", "fir"), {"source": "popqa", "aug_answers": ["tree"]}),
         Task("q-2", "was für ein Baum?", ()),
     ]
     path = tmp_path / "new" / "train.parquet"
-    write_verl_parquet(path, tasks, asked)
+    write_verl_parquet(path, tasks, "verl", {"q-1": asked(tasks[0])})
     first, second = pq.read_table(path).to_pylist()
     index = first["extra_info"].pop("index")
     assert json.loads(first.pop("metadata")) == tasks[0].metadata
+    truth = {"target": ["oak", "fir"]}
+    create = {"ground_truth": truth, "question": "who?", "data_source": "searchR1_popqa"}
     assert first == {
         "id": "q-1",
         "question": "who?",
         "golden_answers": ["oak", "fir"],
-        "data_source": "nq",
+        "data_source": "searchR1_popqa",
         "prompt": [{"role": "user", "content": "Question: who?\n"}],
         "ability": "fact-reasoning",
-        "reward_model": {"style": "rule", "ground_truth": {"target": ["oak", "fir"]}},
-        "extra_info": {"split": "train", "question": "who?"},
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {
+            "split": "train",
+            "question": "who?",
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"search": {"create_kwargs": create}},
+        },
+        "agent_name": "tool_agent",
     }
-    assert second["data_source"] == "unknown"
     assert second["reward_model"]["ground_truth"]["target"] == []
     assert 0 <= index != second["extra_info"]["index"]
-    write_verl_parquet(path, tasks[:1], asked, split="test")
+    write_verl_parquet(path, tasks[:1], "search-r1", split="test")
     (alone,) = pq.read_table(path).to_pylist()
     assert alone["extra_info"] == {"split": "test", "index": index, "question": "who?"}
     assert [file.name for file in path.parent.iterdir()] == ["train.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "sources"),
+    [
+        ("verl", ["searchR1_musique", "searchR1_nq", "searchR1_nq"]),
+        ("search-r1", ["musique", "nq", "nq"]),
+        ("tree-grpo", ["musique", "compose_chain_qa", "unknown"]),
+    ],
+)
+def test_the_scorers_of_other_trainers_know_every_row_and_score_a_right_answer(
+    tmp_path: Path, trainer: Trainer, sources: list[str]
+) -> None:
+    own = ({"source": "musique"}, {"source": "compose_chain_qa"}, {})
+    tasks = [Task(f"q-{n}", f"who is {n}?", ("Ola",), told) for n, told in enumerate(own)]
+    path = tmp_path / "train.parquet"
+    write_verl_parquet(path, tasks, trainer)
+    rows = pq.read_table(path).to_pylist()
+    assert [row["data_source"] for row in rows] == sources
+    response = "<think> so </think> <answer> Ola </answer>"
+    for task, row in zip(tasks, rows, strict=True):
+        (message,) = row["prompt"]
+        assert message["content"].endswith(f"\nQuestion: {task.question}\n")
+        assert ("<search>" in message["content"]) == (trainer != "verl")
+        chat = f"<|im_start|>user\n{message['content']}<|im_end|>\n<|im_start|>assistant\n"
+        golds = row["reward_model"]["ground_truth"]["target"]
+        for rule in (search_r1_em, search_r1_em_format, tree_grpo_f1):
+            scores = FormatScores(structure=0.2)
+            assert rule(chat + response, golds, scores).score == 1.0
+            assert rule(chat + "<think> so </think>", ["1987"], scores).score == 0.0
+        assert verl_search_r1_em(response, golds, FormatScores()).score == 1.0
+        if trainer == "verl":
+            compute = pytest.importorskip("verl.utils.reward_score").default_compute_score
+            assert compute(row["data_source"], response, {"target": golds}) == 1.0
+
+
+def test_another_trainer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'trl' is none of verl, search-r1, tree-grpo"):
+        write_verl_parquet(tmp_path / "t.parquet", [], "trl")  # pyright: ignore
+
+
+def test_a_row_s_own_prompt_comes_back_where_it_fits_the_trainer(tmp_path: Path) -> None:
+    tool_prompt = [
+        {"role": "system", "content": "Call tools.\n"},
+        {"role": "user", "content": "Think. Question: what?\n"},
+    ]
+    tools = {**TRAINING, "data_source": "searchR1_nq", "prompt": tool_prompt}
+    prepared = prepare("search-r1", [parquet(tmp_path / "a.parquet", TRAINING, tools)])
+    tagged, called = prepared.tasks
+    assert prepared.prompts == {tagged.id: tuple(TRAINING["prompt"])}
+    assert prepared.tool_prompts == {called.id: tuple(tool_prompt)}
 
 
 def test_many_tasks_survive_the_verl_file(tmp_path: Path) -> None:
@@ -192,7 +258,7 @@ def test_many_tasks_survive_the_verl_file(tmp_path: Path) -> None:
         "asearcher", [lines(tmp_path / "a.jsonl", *(row(f"number {n}?", n) for n in range(5000)))]
     ).tasks
     path = tmp_path / "train.parquet"
-    write_verl_parquet(path, tasks, asked)
+    write_verl_parquet(path, tasks)
     back = prepare("search-r1", [path]).tasks
     assert [(t.id, t.question, t.answers) for t in back] == [
         (t.id, t.question, t.answers) for t in tasks
@@ -205,11 +271,12 @@ def test_an_unwritable_verl_file_leaves_nothing(tmp_path: Path) -> None:
     target = tmp_path / "train.parquet"
     target.mkdir()
     with pytest.raises(DataError, match="cannot be written"):
-        write_verl_parquet(target, [Task("q", "who?", ())], asked)
+        write_verl_parquet(target, [Task("q", "who?", ())])
 
-    def broken(task: Task) -> list[Message]:
-        raise RuntimeError(task.id)
+    def broken() -> Iterator[Task]:
+        yield Task("q", "who?", ())
+        raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write_verl_parquet(tmp_path / "other.parquet", [Task("q", "who?", ())], broken)
+        write_verl_parquet(tmp_path / "other.parquet", broken())
     assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]

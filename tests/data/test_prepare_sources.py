@@ -118,6 +118,10 @@ def test_plain_questions(tmp_path: Path) -> None:
     [
         ({"prompt": "who?"}, "row 1: field 'prompt' must be a list of messages"),
         ({"prompt": [{"role": "user", "content": "who?"}]}, "row 1: field 'prompt' has no 'Quest"),
+        (
+            {"question": "who?", "prompt": [{"role": "user"}]},
+            "row 1: field 'prompt[0]' must have the texts role and content",
+        ),
         ({"prompt": None}, "row 1: field 'question' is missing, and so is 'prompt'"),
         ({"question": "  "}, "row 1: field 'question' must not be empty"),
         ({"question": 3}, "row 1: field 'question' must be a string, found 3"),
