@@ -30,9 +30,9 @@ class ASearcherReward:
 
     * 0 for an unanswered path, and where any turn of it is not ``is_well_formed_turn``;
     * 0 for an answer that calls the question invalid, that is, holds ``question``, ``invalid``,
-      ``appropriate`` or ``valid`` though no accepted answer or alias does. Upstream gives -0.5,
-      but node scores need rewards of at least 0. Tasks marked ``metadata["unanswerable"]`` are
-      exempt;
+      ``appropriate`` or ``valid`` though no accepted answer or alias does, in whatever case.
+      Upstream gives -0.5, but node scores need rewards of at least 0. Tasks marked
+      ``metadata["unanswerable"]`` are exempt;
     * the score otherwise.
 
     Example: ``"Lyon"`` against ``("Paris",)`` with the alias ``"Lyon"`` is worth 0.3.
@@ -121,5 +121,5 @@ def _aliases(task: Task) -> tuple[str, ...]:
 def _refuses(answer: str, task: Task, aliases: Sequence[str]) -> bool:
     if task.metadata.get("unanswerable"):
         return False
-    accepted = "\n".join((*task.answers, *aliases))
+    accepted = "\n".join((*task.answers, *aliases)).lower()
     return any(word in answer and word not in accepted for word in _REFUSAL_WORDS)

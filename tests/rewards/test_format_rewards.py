@@ -159,6 +159,8 @@ def test_calling_a_question_invalid_is_worth_nothing(word):
     assert asearcher(f"oak, {word}", ("oak",)) == 0.0
     assert asearcher(f"oak, {word}", ("oak",), unanswerable=True) > 0
     assert asearcher(f"oak, {word}", (f"oak, {word}",)) == 1.0
+    assert asearcher(f"the {word}", (f"The {word.capitalize()}",)) == 1.0
+    assert asearcher(f"the {word}", ("oak",), aug_answers=[f"The {word.upper()}"]) > 0.29
 
 
 def test_asearcher_refuses_another_metric_and_broken_aliases():
