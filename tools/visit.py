@@ -1,9 +1,9 @@
 """The visit tool: pages for addresses, whole or as the evidence they hold for a goal."""
 
-import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from graphpo_agent.errors import ToolError
@@ -16,9 +16,11 @@ from tools.extract import EvidenceExtractor
 
 __all__ = ["VisitTool"]
 
-_WORST_LAST: tuple[FailureKind, ...] = get_args(FailureKind)
-
+_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
+"""What is the least the policy's fault comes last."""
 _SHOWN_CHARACTERS = 200
+
+_OUTAGES: frozenset[FailureKind] = frozenset(("rate_limit", "transient"))
 
 _Asked = tuple[str, str]
 """An address and the goal it is read for; the goal is empty where pages are shown whole."""
@@ -36,14 +38,32 @@ class _Call:
     goal: str
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A page that is to be read once, for each of its goals.
+
+    Attributes:
+        began: when its turn came, or its last goal's; None: it waits for its turn.
+        shown: what there is of it so far, by goal.
+        given_up: nobody waits for the rest.
+    """
+
+    url: str
+    goals: Sequence[str]
+    asked: float
+    began: float | None = None
+    shown: dict[str, _Page] = field(default_factory=dict)
+    given_up: bool = False
+
+
 class VisitTool:
     r"""A ``Tool`` that reads pages. The pages of all calls are read at once, each one time.
 
     A call's findings are its pages that could be read, in request order, each with one document
     whose url is the address as asked for; its id tells the page, and what was taken from it for a
     goal, from a search result of the same address. ``text`` has a line for each page that could not
-    be read; when there was no other, the call failed: of the kind that is the least the policy's
-    fault.
+    be read. The call failed when there was no other, or when an outage withheld one of them: of the
+    kind that is the least the policy's fault.
 
     Example::
 
@@ -70,7 +90,9 @@ class VisitTool:
             extractor: shortens a page to what a goal needs; None: pages are shown whole.
             max_urls: of one call.
             max_characters: of one page's text; what is beyond is cut off.
-            deadline_s: seconds for the pages of one ``run``; those not there by then failed.
+            deadline_s: seconds for one page from the moment when its turn has come, and again for
+                what each goal takes from it; a page that took longer failed. So did one whose turn
+                does not come while no page at all ends for so long.
             concurrency: pages read at once, over all threads.
             blocked_hosts: patterns of a ``BlockList``.
 
@@ -91,6 +113,7 @@ class VisitTool:
         self._deadline_s = deadline_s
         self._blocked = BlockList(blocked_hosts)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="visit")
+        self._last_end = 0.0
 
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
         """The pages of each call, in order; see the class.
@@ -126,35 +149,56 @@ class VisitTool:
 
     def _pages(self, asked: Sequence[_Asked]) -> dict[_Asked, _Page]:
         """Each page for each of its goals; those that took too long are outages."""
+        now = time.monotonic()
         goals: dict[str, dict[str, None]] = {}
         for url, goal in asked:
             goals.setdefault(url, {})[goal] = None
-        stopped = threading.Event()
-        jobs = {
-            url: self._threads.submit(self._read, url, list(each), stopped)
-            for url, each in goals.items()
-        }
-        ended, late = wait(jobs.values(), timeout=self._deadline_s, return_when="FIRST_EXCEPTION")
-        stopped.set()
-        for job in late:
-            job.cancel()
-        for job in ended:
-            job.result()
-        missed = CallFailed("transient", f"no answer within {self._deadline_s:g} s")
-        return {
-            (url, goal): jobs[url].result()[goal] if jobs[url] in ended else missed
-            for url, goal in asked
-        }
-
-    def _read(self, url: str, goals: Sequence[str], stopped: threading.Event) -> dict[str, _Page]:
-        """One page, read once, for each goal."""
+        readings = {url: _Reading(url, list(each), now) for url, each in goals.items()}
+        jobs = {self._threads.submit(self._read, each): each for each in readings.values()}
         try:
-            if self._blocked.covers(url):
+            self._wait(jobs)
+        finally:
+            for job, reading in jobs.items():
+                job.cancel()
+                reading.given_up = True
+        missed = CallFailed("transient", f"no answer within {self._deadline_s:g} s")
+        return {(url, goal): readings[url].shown.get(goal, missed) for url, goal in asked}
+
+    def _wait(self, jobs: Mapping[Future[None], _Reading]) -> None:
+        """Until each job has ended or is overdue; raises what a job raised."""
+        waiting = set(jobs)
+        while waiting:
+            due = min(self._due(jobs[job]) for job in waiting)
+            ended, waiting = wait(
+                waiting, timeout=max(0.0, due - time.monotonic()), return_when="FIRST_COMPLETED"
+            )
+            for job in ended:
+                job.result()
+            now = time.monotonic()
+            waiting = {job for job in waiting if self._due(jobs[job]) > now}
+
+    def _due(self, reading: _Reading) -> float:
+        """When a page failed for the time it takes, as of now."""
+        since = reading.began or max(reading.asked, self._last_end)
+        return since + self._deadline_s
+
+    def _read(self, reading: _Reading) -> None:
+        """Read one page, once, and show it for each goal."""
+        reading.began = time.monotonic()
+        try:
+            if self._blocked.covers(reading.url):
                 raise CallFailed("bad_arguments", "this page may not be visited")
-            page = self._reader.read(url)
+            page = self._reader.read(reading.url)
+            for goal in reading.goals:
+                if reading.given_up:
+                    return
+                reading.began = time.monotonic()
+                reading.shown[goal] = self._shown(page, goal)
         except CallFailed as error:
-            return dict.fromkeys(goals, error)
-        return {goal: self._shown(page, goal) for goal in goals if not stopped.is_set()}
+            for goal in reading.goals:
+                reading.shown[goal] = error
+        finally:
+            self._last_end = time.monotonic()
 
     def _shown(self, page: Document, goal: str) -> _Page:
         """What an agent sees of a page: the evidence for its goal, or the text, cut to size."""
@@ -176,17 +220,15 @@ def _result(pages: Mapping[str, _Page]) -> ToolResult:
     )
     failed = {url: page for url, page in pages.items() if isinstance(page, CallFailed)}
     text = "\n".join(f"{_in_line(url)} could not be read: {error}" for url, error in failed.items())
-    if findings:
-        return ToolResult(text=text, findings=findings)
-    return ToolResult(text=text, failure=max((e.kind for e in failed.values()), key=_badness))
+    kinds = {error.kind for error in failed.values()}
+    failure = next((kind for kind in reversed(_KINDS) if kind in kinds), None)
+    if findings and failure not in _OUTAGES:
+        failure = None
+    return ToolResult(text=text, findings=findings, failure=failure)
 
 
 def _in_line(url: str) -> str:
     return " ".join(url.split())[:_SHOWN_CHARACTERS]
-
-
-def _badness(kind: FailureKind) -> int:
-    return _WORST_LAST.index(kind)
 
 
 def _described(max_urls: int, with_goal: bool) -> tuple[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 import json
 import threading
+import time
 
 import pytest
 
@@ -70,14 +71,24 @@ def test_pages_are_findings_in_request_order_and_each_is_read_once():
 
 
 def test_a_page_that_fails_is_a_line_beside_the_others():
-    reader = Pages(a="oak", b=CallFailed("transient", "the host is down"))
+    reader = Pages(a="oak", b=CallFailed("bad_arguments", "port 22 is refused"))
     [result] = visit(reader, {"url": [B, A, C]})
     assert [document.url for document in result.documents] == [A]
     assert result.failure is None
     assert result.text.splitlines() == [
-        f"{B} could not be read: the host is down",
+        f"{B} could not be read: port 22 is refused",
         f"{C} could not be read: no such page",
     ]
+
+
+@pytest.mark.parametrize("kind", ["rate_limit", "transient"])
+def test_an_outage_of_one_page_is_one_of_the_call(kind):
+    reader = Pages(a="oak", b=CallFailed(kind, "the host is down"))
+    cut, whole = visit(reader, {"url": [B, A, C]}, {"url": [A, C]})
+    assert [document.url for document in cut.documents] == [A]
+    assert cut.failure == kind
+    assert len(cut.text.splitlines()) == 2
+    assert whole.failure is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +169,7 @@ def test_evidence_replaces_the_page_for_each_goal():
     extractor = EvidenceExtractor(Echo())
     calls = [{"url": A, "goal": "age"}, {"url": A, "goal": "height"}, {"url": A}]
     age, height, bad = visit(reader, *calls, extractor=extractor)
-    assert age.documents[0].contents == f'"{A}"\nEvidence:\nshown\n\nSummary:\nage'
+    assert age.documents[0].contents == (f'"{A}"\nEvidence in page: \nshown\n\nSummary: \nage')
     assert height.documents[0].text.endswith("height")
     assert bad.failure == "bad_arguments" and "goal" in bad.text
     assert reader.read_urls == [A]
@@ -234,6 +245,33 @@ def test_what_is_not_there_by_the_deadline_is_an_outage():
     [later] = tool.run([{"url": A}])
     assert later.failure is None
     assert C not in reader.read_urls
+
+
+class Slow(Pages):
+    def read(self, url):
+        time.sleep(0.1)
+        return super().read(url)
+
+
+def test_waiting_for_a_turn_is_no_outage():
+    reader = Slow(**{f"p{i}": "oak" for i in range(12)})
+    calls = [{"url": url} for url in reader.pages]
+    results = visit(reader, *calls, deadline_s=0.5, concurrency=2)  # 0.6 s for all of them
+    assert [result.failure for result in results] == [None] * 12
+
+
+def test_each_goal_has_the_whole_deadline():
+    class Ponderous(Echo):
+        def reply(self, messages, max_tokens):
+            goal = json.loads(messages[-1]["content"])["goal"]
+            time.sleep(2.0 if goal == "never" else 0.15)
+            return super().reply(messages, max_tokens)
+
+    calls = [{"url": A, "goal": f"{i}"} for i in range(6)] + [{"url": A, "goal": "never"}]
+    extractor = EvidenceExtractor(Ponderous())
+    *six, never = visit(Pages(a="oak"), *calls, extractor=extractor, deadline_s=0.6)
+    assert [result.failure for result in six] == [None] * 6
+    assert never.failure == "transient"
 
 
 @pytest.mark.parametrize("name", ["max_urls", "max_characters", "deadline_s", "concurrency"])
