@@ -39,9 +39,9 @@ class Evidence:
 
     @property
     def text(self) -> str:
-        """Both, as an agent reads them; a part that is empty is left out."""
-        parts = {"Evidence": self.evidence, "Summary": self.summary}
-        return "\n\n".join(f"{name}:\n{part}" for name, part in parts.items() if part)
+        """Both, headed as WebDancer's agents know them; a part that is empty is left out."""
+        parts = {"Evidence in page": self.evidence, "Summary": self.summary}
+        return "\n\n".join(f"{heading}: \n{part}" for heading, part in parts.items() if part)
 
 
 class EvidenceExtractor:

@@ -38,7 +38,7 @@ def test_the_model_is_shown_goal_and_page_and_its_evidence_returned():
     [(messages, max_tokens)] = chat.requests
     assert [message["role"] for message in messages] == ["system", "user"]
     assert max_tokens == 99
-    assert FOUND.text == "Evidence:\nAn oak lives 300 years.\n\nSummary:\nOaks get old."
+    assert FOUND.text == ("Evidence in page: \nAn oak lives 300 years.\n\nSummary: \nOaks get old.")
 
 
 def test_a_long_page_is_cut():

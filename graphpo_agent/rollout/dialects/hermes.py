@@ -17,7 +17,7 @@ from graphpo_agent.rollout.dialects.base import (
     ToolCall,
 )
 from graphpo_agent.rollout.dialects.elements import TagGuard, first_element
-from graphpo_agent.rollout.dialects.layouts import Layout, lay_out
+from graphpo_agent.rollout.dialects.layouts import Layout, lay_out, lay_out_pages
 from graphpo_agent.rollout.path import check_template, fill_template
 from graphpo_agent.types import Message, Prompt, Task, ToolResult
 
@@ -138,8 +138,15 @@ class HermesDialect:
         return InvalidAction(_NO_ACTION) if answer is None else FinalAnswer(answer[1])
 
     def observation(self, call: ToolCall, result: ToolResult) -> Observation:
-        """The documents of a result, or its text where it has none, as a user's message."""
-        listing = lay_out(result, self._documents)
+        """The documents of a result, or its text where it has none, as a user's message.
+
+        What was asked for by ``url`` are pages, which the layout ``web`` shows with their goal.
+        """
+        if self._documents == "web" and "url" in call.arguments:
+            goal = call.arguments.get("goal")
+            listing = lay_out_pages(result, goal.strip() if isinstance(goal, str) else "")
+        else:
+            listing = lay_out(result, self._documents)
         return Observation(
             opening=f"<tool_response>\n{listing.before}",
             pieces=tuple(self._guard.disarm(piece) for piece in listing.pieces),

@@ -2,23 +2,25 @@ r"""How documents are listed in an observation, one piece each. A checkpoint kno
 
 ==============  ==================================================================================
 ``search_r1``   ``Doc 1(Title: "T") text\n``, all documents of a call numbered through
-``verl``        ``Doc 1 (Title: "T")\ntext\n\n`` per query, queries divided by ``\n---\n``, all of
-                it as the JSON object ``{"result": "..."}`` (its search tool's reply)
-``asearcher``   ``[Doc 1](url):\ntext\n\n``
-``web``         a heading per query and ``1. [title](url)\ntext\n\n``, queries divided by
-                ``\n=======\n``, as WebDancer and Tongyi DeepResearch list search results
+``verl``        ``Doc 1 (Title: "T")\ntext`` per query, a blank line between documents, queries
+                divided by ``\n---\n``, all of it as the JSON object ``{"result": "..."}`` (its
+                search tool's reply)
+``asearcher``   ``[Doc 1](url):\ntext``, a blank line between documents
+``web``         a heading per query and ``1. [title](url)\n\ntext``, lines with date and source
+                before the blank one, queries divided by ``\n=======\n``; a visited page is a block
+                with address, goal, evidence and summary: as WebDancer and Tongyi DeepResearch
 ==============  ==================================================================================
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from graphpo_agent.types import Document, Finding, ToolResult
+from graphpo_agent.types import Document, ToolResult
 
-__all__ = ["Layout", "Listing", "lay_out"]
+__all__ = ["Layout", "Listing", "lay_out", "lay_out_pages"]
 
 Layout = Literal["search_r1", "verl", "asearcher", "web"]
 
@@ -30,8 +32,8 @@ class Listing:
     Example: ``Listing("", ("Doc 1(Title: T) x",), (doc,), "")``
 
     Attributes:
-        pieces: put one behind the other they neither begin nor end with white space; there is
-            always one.
+        pieces: a document each, and with it what follows it up to the next one, such as a heading;
+            there is always one.
         documents: those of the first pieces, one each; a document may occur again.
     """
 
@@ -46,87 +48,140 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _ASEARCHER_CHARACTERS = 5000
 """Of one document, as ASearcher's agent shows it."""
 _QUERY_CHARACTERS = 200
-"""Of a query in its heading: a longer one would leave no room for what it found."""
+"""Of a query or goal in its heading: a longer one would leave no room for what it found."""
+_ADDRESS_CHARACTERS = 500
+_DIVIDERS: dict[Layout, str] = {
+    "search_r1": "\n",
+    "verl": "\n---\n",
+    "asearcher": "\n\n",
+    "web": "\n=======\n",
+}
+"""Between groups."""
+_DATE_AND_SOURCE = re.compile(r"(?:Date published: [^\n]*\n?)?(?:Source: [^\n]*\n?)?")
+
+_Part = tuple[str, Document | None]
+"""Text that shows a document, or that stands between documents."""
+_Group = list[_Part]
 
 
 def lay_out(result: ToolResult, layout: Layout) -> Listing:
     """The documents of a result and its text, in one layout."""
-    listed = list(_LISTERS[layout](result))
-    pieces = [piece for piece, _ in listed]
-    if not pieces:
-        pieces = [_without(result, layout)]
-    elif result.text:
-        pieces.append(result.text)
-    pieces[0] = pieces[0].lstrip()
-    pieces[-1] = pieces[-1].rstrip()
-    before, after = ('{"result": "', '"}') if layout == "verl" else ("", "")
+    return _listing([*_LISTERS[layout](result), *_text_of(result)], layout)
+
+
+def lay_out_pages(result: ToolResult, goal: str) -> Listing:
+    """Visited pages in the layout ``web``: a block for each, then the result's text.
+
+    Args:
+        result: each finding a page and the address as asked for.
+        goal: what the pages were read for; perhaps empty.
+    """
+    pages: list[_Group] = [
+        [(_page(finding.query, goal, document), document)]
+        for finding in result.findings
+        for document in finding.documents
+    ]
+    return _listing([*pages, *_text_of(result)], "web")
+
+
+def _text_of(result: ToolResult) -> list[_Group]:
+    text = result.text.strip()
+    return [[(text, None)]] if text else []
+
+
+def _listing(groups: list[_Group], layout: Layout) -> Listing:
+    """The groups one behind the other, divided as the layout does."""
+    pieces: list[str] = []
+    documents: list[Document] = []
+    before = ""
+    for number, group in enumerate(groups):
+        divider: _Group = [(_DIVIDERS[layout], None)] if number else []
+        for text, document in [*divider, *group]:
+            if document is not None:
+                pieces.append(before + text)
+                documents.append(document)
+                before = ""
+            elif pieces:
+                pieces[-1] += text
+            else:
+                before += text
+    pieces = pieces or [before]
     if layout == "verl":
-        pieces = [_json_text(piece) for piece in pieces]
-    return Listing(before, tuple(pieces), tuple(document for _, document in listed), after)
+        in_json = tuple(_json_text(piece) for piece in pieces)
+        return Listing('{"result": "', in_json, tuple(documents), '"}')
+    pieces[-1] = pieces[-1].rstrip()
+    return Listing("", tuple(pieces), tuple(documents), "")
 
 
 def _json_text(text: str) -> str:
     return json.dumps(_CONTROL.sub(" ", text), ensure_ascii=False)[1:-1]
 
 
-def _without(result: ToolResult, layout: Layout) -> str:
-    """The text of a result without documents."""
-    if result.text or layout == "search_r1":
-        return result.text
-    if layout == "web":
-        return "\n=======\n".join(_heading(finding) for finding in result.findings)
-    return "No search results are found."
-
-
-_Lister = Callable[[ToolResult], Iterator[tuple[str, Document]]]
-
-
-def _search_r1(result: ToolResult) -> Iterator[tuple[str, Document]]:
+def _search_r1(result: ToolResult) -> Iterator[_Group]:
     for number, document in enumerate(result.documents, start=1):
-        yield f"Doc {number}(Title: {document.title}) {document.text}\n", document
+        yield [(f"Doc {number}(Title: {document.title}) {document.text}", document)]
 
 
-def _verl(result: ToolResult) -> Iterator[tuple[str, Document]]:
-    for finding, first in _with_documents(result):
+def _verl(result: ToolResult) -> Iterator[_Group]:
+    """A group for each query, also for one that found nothing."""
+    for finding in result.findings:
+        last = len(finding.documents)
+        group: _Group = []
         for number, document in enumerate(finding.documents, start=1):
-            divider = "" if first or number > 1 else "---\n"
-            text = f"{divider}Doc {number} (Title: {document.title})\n{document.text}\n\n"
-            yield text, document
+            text = f"Doc {number} (Title: {document.title})\n{document.text}"
+            group.append((text.rstrip() if number == last else f"{text}\n\n", document))
+        yield group
 
 
-def _asearcher(result: ToolResult) -> Iterator[tuple[str, Document]]:
-    for number, document in enumerate(result.documents, start=1):
+def _asearcher(result: ToolResult) -> Iterator[_Group]:
+    documents = result.documents
+    if result.findings and not documents:
+        yield [("No search results are found.", None)]
+    for number, document in enumerate(documents, start=1):
         where = document.url or document.id
         shown = document.contents[:_ASEARCHER_CHARACTERS]
-        yield f"[Doc {number}]({where}):\n{shown}\n\n", document
+        yield [(f"[Doc {number}]({where}):\n{shown}", document)]
 
 
-def _web(result: ToolResult) -> Iterator[tuple[str, Document]]:
-    for finding, first in _with_documents(result):
+def _web(result: ToolResult) -> Iterator[_Group]:
+    for finding in result.findings:
+        query, count = finding.query[:_QUERY_CHARACTERS], len(finding.documents)
+        if not count:
+            yield [(f"No results found for '{query}'. Another wording may find some.", None)]
+            continue
+        heading = f"A Google search for '{query}' found {count} results:\n\n## Web Results\n"
+        group: _Group = [(heading, None)]
         for number, document in enumerate(finding.documents, start=1):
-            divider = "" if first else "=======\n"
-            before = f"{divider}{_heading(finding)}\n" if number == 1 else ""
-            yield f"{before}{number}. {_link(document)}\n{document.text}\n\n", document
+            divider = "\n\n" if number < count else ""
+            group.append((f"{number}. {_hit(document)}{divider}", document))
+        yield group
 
 
-def _heading(finding: Finding) -> str:
-    count = len(finding.documents)
-    query = finding.query[:_QUERY_CHARACTERS]
-    return f"A Google search for '{query}' found {count} results:\n\n## Web Results"
+def _hit(document: Document) -> str:
+    """Title, link, date and source as lines; a blank one; the text."""
+    text = document.text.strip()
+    match = _DATE_AND_SOURCE.match(text)
+    about = match[0] if match else ""
+    title = document.title
+    if len(title) > 1 and title[0] == title[-1] == '"':
+        title = title[1:-1].replace('""', '"')
+    link = f"[{title}]({document.url})" if document.url else title
+    lines = f"{link}\n{about}".rstrip()
+    snippet = text[len(about) :]
+    return f"{lines}\n\n{snippet}" if snippet else f"{lines}\n"
 
 
-def _link(document: Document) -> str:
-    title = document.title.strip('"')
-    return f"[{title}]({document.url})" if document.url else title
+def _page(address: str, goal: str, document: Document) -> str:
+    """What a page holds for a goal; all of it is evidence where nothing was chosen."""
+    text = document.text.strip()
+    if not text.startswith(("Evidence in page: \n", "Summary: \n")):
+        text = f"Evidence in page: \n{document.contents.strip()}"
+    purpose = f" for user goal {goal[:_QUERY_CHARACTERS]}" if goal else ""
+    where = address[:_ADDRESS_CHARACTERS]
+    return f"The useful information in {where}{purpose} as follows: \n\n{text}"
 
 
-def _with_documents(result: ToolResult) -> Iterable[tuple[Finding, bool]]:
-    """The findings that hold something, and whether each is the first one."""
-    found = [finding for finding in result.findings if finding.documents]
-    return [(finding, index == 0) for index, finding in enumerate(found)]
-
-
-_LISTERS: dict[Layout, _Lister] = {
+_LISTERS: dict[Layout, Callable[[ToolResult], Iterator[_Group]]] = {
     "search_r1": _search_r1,
     "verl": _verl,
     "asearcher": _asearcher,

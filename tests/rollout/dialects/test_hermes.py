@@ -15,6 +15,7 @@ from graphpo_agent.rollout.dialects.base import (
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.types import Document, Finding, Task, ToolResult
 from tests.rollout.scripted import END_OF_MESSAGE, EOS, START, ByteTokenizer
+from tools.extract import Evidence
 
 SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}}
 TOOLS = {
@@ -157,16 +158,98 @@ def test_search_results_are_listed_by_query_with_links():
     )
     result = ToolResult(findings=(Finding("a", pages), Finding("b", pages[1:]), Finding("c", ())))
     assert DIALECT.observation(CALL, result).body == (
-        "A Google search for 'a' found 2 results:\n\n## Web Results\n1. [T](https://a.org)\nx\n\n"
-        "2. U\ny\n\n=======\n"
-        "A Google search for 'b' found 1 results:\n\n## Web Results\n1. U\ny"
+        "A Google search for 'a' found 2 results:\n\n## Web Results\n1. [T](https://a.org)\n\nx\n\n"
+        "2. U\n\ny\n=======\n"
+        "A Google search for 'b' found 1 results:\n\n## Web Results\n1. U\n\ny\n=======\n"
+        "No results found for 'c'. Another wording may find some."
     )
+    nothing = DIALECT.observation(CALL, ToolResult(findings=(Finding("c", ()),))).body
+    assert nothing == "No results found for 'c'. Another wording may find some."
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Date published: 1 May 2025\nsnippet", "Date published: 1 May 2025\n\nsnippet"),
+        ("Date published: x\nSource: BBC\nsnippet", "Date published: x\nSource: BBC\n\nsnippet"),
+        ("Source: BBC\nDate published: x", "Source: BBC\n\nDate published: x"),
+        ("a\nSource: BBC", "\na\nSource: BBC"),
+        ("Date published: x", "Date published: x"),
+        ("", ""),
+    ],
+)
+def test_date_and_source_stand_before_the_blank_line(text, shown):
+    result = ToolResult(findings=(Finding("a", (Document("u", f'"T"\n{text}', url="https://a"),)),))
+    head = "A Google search for 'a' found 1 results:\n\n## Web Results\n1. [T](https://a)"
+    assert DIALECT.observation(CALL, result).body == f"{head}\n{shown}".rstrip()
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [('"A ""b"""', 'A "b"'), ('"A" by B', '"A" by B'), ('about "A"', 'about "A"'), ('"', '"')],
+)
+def test_only_quotes_around_a_title_go(line, title):
+    page = Document("u", f"{line}\nx", url="https://a")
+    body = DIALECT.observation(CALL, ToolResult(findings=(Finding("a", (page,)),))).body
+    assert f"1. [{title}](https://a)\n" in body
+
+
+VISIT = ToolCall("read_page", {"url": ["https://a", "https://b"], "goal": " the age of oaks "})
+EVIDENCE = Evidence("An oak lives 300 years.", "Oaks get old.")
+PAGE = Document("page 1 for age", f'"T"\n{EVIDENCE.text}', url="https://a")
+BLOCK = (
+    "The useful information in https://a for user goal the age of oaks as follows: \n\n"
+    "Evidence in page: \nAn oak lives 300 years.\n\nSummary: \nOaks get old."
+)
+
+
+def test_a_visited_page_is_shown_with_its_goal_and_not_as_a_search():
+    one = ToolResult(findings=(Finding("https://a", (PAGE,)),))
+    observation = DIALECT.observation(VISIT, one)
+    assert observation.body == BLOCK and observation.documents == (PAGE,)
+    other = Document("page 2", '"U"\nthe text', url="https://b")
+    both = ToolResult(
+        text="https://c could not be read: 404",
+        findings=(*one.findings, Finding("https://b", (other,))),
+    )
+    observation = DIALECT.observation(VISIT, both)
+    assert observation.body == (
+        f"{BLOCK}\n=======\n"
+        "The useful information in https://b for user goal the age of oaks as follows: \n\n"
+        'Evidence in page: \n"U"\nthe text\n=======\n'
+        "https://c could not be read: 404"
+    )
+    assert observation.documents == (PAGE, other)
+
+
+def test_a_visit_without_goal_or_page_says_what_there_is():
+    page = ToolResult(findings=(Finding("https://b", (Document("p", '"U"\nthe text'),)),))
+    body = DIALECT.observation(ToolCall("visit", {"url": "https://b"}), page).body
+    head = "The useful information in https://b as follows: \n\nEvidence in page: \n"
+    assert body == f'{head}"U"\nthe text'
+    failed = ToolResult("https://b could not be read: 404", failure="no_result")
+    assert DIALECT.observation(VISIT, failed).body == failed.text
+
+
+def test_a_cut_reply_shows_only_documents_whose_own_text_has_begun():
+    findings = tuple(Finding(f"query {n}", (Document(str(n), f"T\nx{n}"),)) for n in range(2))
+    observation = DIALECT.observation(CALL, ToolResult(findings=findings))
+    second = observation.text.rindex("1. T")
+    assert _shown(observation, second) == 1
+    assert _shown(observation, second + 1) == 2
+
+
+def _shown(observation, length):
+    """How many pieces show when the text up to ``length`` is kept and the closing tag."""
+    around = TOKENIZER.turn_break("user")
+    room = length + len(observation.closing) + len(around.opening) + len(around.closing)
+    return encode_observation(TOKENIZER, observation, room)[1]
 
 
 def test_a_long_query_leaves_room_for_what_it_found():
     found = Finding("q" * 5000, (Document("u", "T\nx"),))
     assert DIALECT.observation(CALL, ToolResult(findings=(found,))).body == (
-        f"A Google search for '{'q' * 200}' found 1 results:\n\n## Web Results\n1. T\nx"
+        f"A Google search for '{'q' * 200}' found 1 results:\n\n## Web Results\n1. T\n\nx"
     )
 
 

@@ -283,9 +283,10 @@ def test_verl_lists_documents_by_query_as_a_json_result():
     )
     text = dialect.observation(CALL, result).text
     inner = text.removeprefix("\n\n<information>").removesuffix("</information>\n\n")
-    assert json.loads(inner) == {
-        "result": 'Doc 1 (Title: "T")\nx "y"\n\nDoc 2 (Title: U)\nz\n\n---\nDoc 1 (Title: V)\né é'
-    }
+    first = 'Doc 1 (Title: "T")\nx "y"\n\nDoc 2 (Title: U)\nz'
+    assert json.loads(inner) == {"result": f"{first}\n---\n\n---\nDoc 1 (Title: V)\né é"}
+    nothing = dialect.observation(CALL, found()).body
+    assert nothing == "" and '{"result": ""}' in dialect.observation(CALL, found()).text
 
 
 @pytest.mark.parametrize("limit", range(22, 60))
