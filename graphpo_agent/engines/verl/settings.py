@@ -18,6 +18,8 @@ __all__ = ["advantage_terms", "check_settings", "verl_engine", "verl_settings"]
 
 _NEVER = 1e9
 """A dual clip that never takes hold: verl's ratios end at exp(20) = 5e8."""
+_SYNC_SECONDS = 600.0
+"""How long the servers may take to take new weights."""
 _CPU_WORKER = "graphpo_agent.engines.verl.cpu_vllm.CpuWorkerExtension"
 
 
@@ -116,6 +118,7 @@ def verl_settings(
         "terms": advantage_terms(config.method),
         "kl": config.update.kl_coefficient,
         "entropy": config.update.entropy_coefficient,
+        "sync_seconds": _SYNC_SECONDS,
         "ranks": verl_engine(config).nodes * verl_engine(config).gpus_per_node,
     }
     return settings | {"+graphpo": own}

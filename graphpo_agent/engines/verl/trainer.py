@@ -3,10 +3,13 @@
 Imported by verl's processes only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -82,6 +85,34 @@ class GraphTrainer(PPOTrainerSync):
         terms = LossTerms(("advantages", *self._terms[1:]), self._own.kl, self._own.entropy)
         self.actor_rollout_wg.set_loss_fn(partial(graph_loss, actor, terms))
         self._ranks = self._own.ranks
+
+    def on_init_end(self) -> None:
+        """Give the servers their first weights."""
+        self._in_time(super().on_init_end)
+
+    def on_step_end(self) -> None:
+        """Give the servers the new weights."""
+        self._in_time(super().on_step_end)
+
+    def _in_time(self, give_weights: Callable[[], object]) -> None:
+        """Raise RunError where the servers do not take the weights: verl would wait for ever."""
+        done: Future[object] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(give_weights())
+            except BaseException as error:  # raised again where it is waited for
+                done.set_exception(error)
+
+        Thread(target=work, daemon=True).start()
+        seconds = self._own.sync_seconds
+        try:
+            done.result(timeout=seconds)
+        except FutureTimeout:
+            raise RunError(
+                f"step {self.global_steps}: a vLLM server did not take the new weights in "
+                f"{seconds:g} seconds (graphpo.sync_seconds); it has probably died"
+            ) from None
 
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *_: Any, **__: Any

@@ -1,0 +1,40 @@
+"""The trainer's own steps, without verl's processes."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from graphpo_agent.errors import RunError
+
+pytestmark = pytest.mark.verl
+
+
+def fail() -> None:
+    raise ValueError("as it was")
+
+
+def test_weights_that_no_server_takes_end_the_run() -> None:
+    from graphpo_agent.engines.verl.trainer import GraphTrainer
+
+    waiting: Any = SimpleNamespace(_own=SimpleNamespace(sync_seconds=0.2), global_steps=3)
+    given: list[int] = []
+    GraphTrainer._in_time(waiting, lambda: given.append(1))
+    assert given == [1]
+    with pytest.raises(ValueError, match="as it was"):
+        GraphTrainer._in_time(waiting, fail)
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"^step 3: a vLLM server did not take the new weights"):
+        GraphTrainer._in_time(waiting, lambda: time.sleep(30))
+    assert time.monotonic() - began < 10
+
+
+def test_a_step_in_which_a_prompt_brought_no_graph_ends_the_run() -> None:
+    from graphpo_agent.engines.verl.trainer import GraphTrainer
+
+    config = SimpleNamespace(data=SimpleNamespace(train_batch_size=3))
+    step: Any = SimpleNamespace(config=config, global_steps=2)
+    GraphTrainer._check_complete(step, ["a", "b", "b", "c"])
+    with pytest.raises(RunError, match="step 2: 1 prompts brought no graph"):
+        GraphTrainer._check_complete(step, ["a", "b", "b"])
