@@ -18,9 +18,8 @@ __all__ = ["VisitTool"]
 
 _KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 """What is the least the policy's fault comes last."""
-_SHOWN_CHARACTERS = 200
-
 _OUTAGES: frozenset[FailureKind] = frozenset(("rate_limit", "transient"))
+_SHOWN_CHARACTERS = 200
 
 _Asked = tuple[str, str]
 """An address and the goal it is read for; the goal is empty where pages are shown whole."""
@@ -221,7 +220,7 @@ def _result(pages: Mapping[str, _Page]) -> ToolResult:
     failed = {url: page for url, page in pages.items() if isinstance(page, CallFailed)}
     text = "\n".join(f"{_in_line(url)} could not be read: {error}" for url, error in failed.items())
     kinds = {error.kind for error in failed.values()}
-    failure = next((kind for kind in reversed(_KINDS) if kind in kinds), None)
+    failure: FailureKind | None = next((kind for kind in reversed(_KINDS) if kind in kinds), None)
     if findings and failure not in _OUTAGES:
         failure = None
     return ToolResult(text=text, findings=findings, failure=failure)

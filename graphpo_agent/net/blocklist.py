@@ -11,18 +11,23 @@ from graphpo_agent.errors import ToolError
 __all__ = ["BENCHMARK_MIRRORS", "BlockList"]
 
 _HUBS = ("huggingface.co", "hf.co", "hf-mirror.com", "modelscope.cn", "kaggle.com")
+_CODE_HOSTS = (
+    "github.com",
+    "github.io",
+    "raw.githubusercontent.com",
+    "cdn.jsdelivr.net",
+    "cdn.statically.io",
+    "raw.githack.com",
+    "rawcdn.githack.com",
+)
 _DATA_SETS = ("gaia-benchmark", "browsecomp", "browse_comp", "webwalker", "xbench")
 _WORDS = ("gaia", *_DATA_SETS)
+_REPOSITORIES = (*_DATA_SETS, "simple-evals", "webthinker")
 
 BENCHMARK_MIRRORS: tuple[str, ...] = (
-    *(f"{hub}/*{word}" for hub in _HUBS for word in _WORDS),
-    *(f"{host}/*{name}" for host in ("github.com", "github.io") for name in _DATA_SETS),
-    *(f"raw.githubusercontent.com/*{name}" for name in _DATA_SETS),
+    *(f"{hub}/*{word}" for hub in _HUBS for word in (*_WORDS, "asearcher-test")),
+    *(f"{host}/*{name}" for host in _CODE_HOSTS for name in _REPOSITORIES),
     *(f"*{word}*.hf.space" for word in _WORDS),
-    "github.com/*simple-evals",
-    "github.com/*webthinker",
-    "raw.githubusercontent.com/*webthinker",
-    "raw.githubusercontent.com/*simple-evals",
     "openaipublic.blob.core.windows.net/simple-evals",
     "*huggingface-co.translate.goog",
     "xbench.org",

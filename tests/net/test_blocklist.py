@@ -27,6 +27,10 @@ MIRRORS = BlockList(["benchmark-mirrors"])
         "https://example.org/get?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fgaia-benchmark%2FGAIA",
         "https://openaipublic.blob.core.windows.net/simple-evals/browse_comp_test_set.csv",
         "https://raw.githubusercontent.com/RUC-NLPIR/WebThinker/main/data/GAIA/dev.json",
+        "https://cdn.jsdelivr.net/gh/RUC-NLPIR/WebThinker@main/data/GAIA/dev.json",
+        "https://rawcdn.githack.com/openai/simple-evals/main/browsecomp_eval.py",
+        "https://huggingface.co/datasets/inclusionAI/ASearcher-test-data",
+        "https://huggingface.co/datasets/inclusionAI/ASearcher-test-data/resolve/main/GAIA/test.jsonl",
     ],
 )
 def test_mirrors_of_benchmarks_are_covered(url):
@@ -40,6 +44,8 @@ def test_mirrors_of_benchmarks_are_covered(url):
         "https://www.esa.int/Science_Exploration/Space_Science/Gaia",
         "https://en.wikipedia.org/wiki/Gaia",
         "https://github.com/python/cpython",
+        "https://huggingface.co/datasets/inclusionAI/ASearcher-train-data",
+        "https://cdn.jsdelivr.net/npm/bootstrap@5/dist/css/bootstrap.min.css",
         "https://nothuggingface.co/datasets/gaia-benchmark/GAIA",
         "",
     ],
