@@ -2,18 +2,33 @@
 
 A path is *well formed* where every turn is one ``<think>`` element and one action element,
 ``<search>`` in all turns but the last and ``<answer>`` in the last, with only white space between.
+In the Hermes dialect the action of those turns is a ``<tool_call>`` element.
 ``graphpo_agent.rewards.transcripts`` has the authors' rule on a whole transcript instead.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.rewards.qa import answer_equals, check_unit, normalize_answer
 from graphpo_agent.types import Outcome, Task
 
-__all__ = ["SearchR1Reward", "is_retrieved", "is_well_formed", "tag_letters"]
+__all__ = [
+    "CallTag",
+    "SearchR1Reward",
+    "check_call_tag",
+    "is_retrieved",
+    "is_well_formed",
+    "tag_letters",
+]
+
+CallTag = Literal["search", "tool_call"]
+"""The element that is an action and no answer: ``tool_call`` in the Hermes dialect."""
 
 _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
+_HERMES_TAG = re.compile(r"(</?(?:think|tool_call|tool_response|answer)>)")
+_HERMES_LETTERS: Mapping[str, str] = {"tool_call": "S", "tool_response": "I"}
 _SEARCH_TURN = re.compile("Tx?tSx?s")
 _ANSWER_TURN = re.compile("Tx?tAx?a")
 
@@ -36,12 +51,38 @@ def _letter(part: str, is_tag: bool) -> str:
     return part[2] if part[1] == "/" else part[1].upper()
 
 
-def is_well_formed(turns: Sequence[str]) -> bool:
+def is_well_formed(turns: Sequence[str], call_tag: CallTag = "search") -> bool:
     """Whether the policy's turns follow Search-R1's format from the first to the answer."""
     if not turns:
         return False
-    *searches, last = map(tag_letters, turns)
+    letters = tag_letters if call_tag == "search" else _hermes_letters
+    *searches, last = map(letters, turns)
     return _ANSWER_TURN.fullmatch(last) is not None and all(map(_SEARCH_TURN.fullmatch, searches))
+
+
+def _hermes_letters(text: str) -> str:
+    """``tag_letters`` with the letters S of ``tool_call`` and I of ``tool_response``."""
+    parts = _HERMES_TAG.split(text)
+    return "".join(
+        _hermes_letter(part, bool(i % 2)) for i, part in enumerate(parts) if part.strip()
+    )
+
+
+def _hermes_letter(part: str, is_tag: bool) -> str:
+    letter = _HERMES_LETTERS.get(part.strip("</>")) if is_tag else None
+    if letter is None:
+        return _letter(part, is_tag)
+    return letter.lower() if part[1] == "/" else letter
+
+
+def check_call_tag(tag: str) -> None:
+    """Check a setting of a reward that a configuration gives.
+
+    Raises:
+        ConfigError: it is no ``CallTag``.
+    """
+    if tag not in get_args(CallTag):
+        raise ConfigError(f"call_tag must be {' or '.join(get_args(CallTag))}, found {tag!r:.40}")
 
 
 def is_retrieved(task: Task, outcome: Outcome) -> bool:
@@ -73,12 +114,21 @@ class SearchR1Reward:
         structure_format_score: float = 0.0,
         final_format_score: float = 0.0,
         retrieval_score: float = 0.0,
+        call_tag: CallTag = "search",
     ) -> None:
         """Set the terms; Search-R1's published runs with format terms use 0.2, 0.1 and 0.
 
+        Args:
+            structure_format_score: as in the table.
+            final_format_score: as in the table.
+            retrieval_score: as in the table.
+            call_tag: the action element of well formed turns; ``tool_call`` for Hermes.
+
         Raises:
-            ConfigError: a term outside [0, 1], or structure and retrieval above 1 together.
+            ConfigError: a term outside [0, 1], structure and retrieval above 1 together, or
+                another tag.
         """
+        check_call_tag(call_tag)
         check_unit("structure_format_score", structure_format_score)
         check_unit("final_format_score", final_format_score)
         check_unit("retrieval_score", retrieval_score)
@@ -88,12 +138,13 @@ class SearchR1Reward:
         self._structure = structure_format_score
         self._final = final_format_score
         self._retrieval = retrieval_score
+        self._call_tag: CallTag = call_tag
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         """In [0, 1], by the table above."""
         if outcome.answer is None:
             return 0.0
-        well_formed = is_well_formed(outcome.turns)
+        well_formed = is_well_formed(outcome.turns, self._call_tag)
         if answer_equals(outcome.answer, task.answers):
             return 1.0 if well_formed else 1.0 - self._structure
         if not well_formed:

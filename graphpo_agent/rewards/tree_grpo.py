@@ -6,7 +6,12 @@ a whole transcript instead.
 """
 
 from graphpo_agent.rewards.qa import answer_f1, check_unit
-from graphpo_agent.rewards.search_r1 import is_retrieved, is_well_formed
+from graphpo_agent.rewards.search_r1 import (
+    CallTag,
+    check_call_tag,
+    is_retrieved,
+    is_well_formed,
+)
 from graphpo_agent.types import Outcome, Task
 
 __all__ = ["TreeGrpoReward"]
@@ -29,12 +34,23 @@ class TreeGrpoReward:
     Example: with structure 0.2 and no ``<think>`` element, an F1 of 2/3 is worth 0.467.
     """
 
-    def __init__(self, structure_format_score: float = 0.0, retrieval_score: float = 0.0) -> None:
+    def __init__(
+        self,
+        structure_format_score: float = 0.0,
+        retrieval_score: float = 0.0,
+        call_tag: CallTag = "search",
+    ) -> None:
         """Set the terms; Tree-GRPO's published runs use 0.2 and 0.
 
+        Args:
+            structure_format_score: as in the table.
+            retrieval_score: as in the table.
+            call_tag: the action element of well formed turns; ``tool_call`` for Hermes.
+
         Raises:
-            ConfigError: a term outside [0, 1], or both above 1 together.
+            ConfigError: a term outside [0, 1], both above 1 together, or another tag.
         """
+        check_call_tag(call_tag)
         check_unit("structure_format_score", structure_format_score)
         check_unit("retrieval_score", retrieval_score)
         check_unit(
@@ -42,12 +58,13 @@ class TreeGrpoReward:
         )
         self._structure = structure_format_score
         self._retrieval = retrieval_score
+        self._call_tag: CallTag = call_tag
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         """In [0, 1], by the table above."""
         if outcome.answer is None:
             return 0.0
-        well_formed = is_well_formed(outcome.turns)
+        well_formed = is_well_formed(outcome.turns, self._call_tag)
         f1 = answer_f1(outcome.answer, task.answers)
         if f1 > 0:
             return f1 if well_formed else max(0.0, f1 - self._structure)

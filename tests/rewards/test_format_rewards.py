@@ -44,6 +44,39 @@ def test_well_formed_turns(turns, well_formed):
     assert is_well_formed(turns) is well_formed
 
 
+CALL = '<think> who? </think>\n<tool_call>\n{"name": "search"}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("turns", "well_formed"),
+    [
+        ((ANSWER,), True),
+        ((CALL, CALL, ANSWER), True),
+        ((CALL,), False),
+        ((SEARCH, ANSWER), False),
+        ((CALL + " hm", ANSWER), False),
+        ((CALL + "<tool_response> mine </tool_response>", ANSWER), False),
+        (("<tool_call> {} </tool_call>", ANSWER), False),
+        (("<think> is it <search>? </think> <tool_call> {} </tool_call>", ANSWER), True),
+    ],
+)
+def test_well_formed_turns_of_the_hermes_dialect(turns, well_formed):
+    assert is_well_formed(turns, "tool_call") is well_formed
+    result = outcome("Ola", *turns)
+    taken = 0.0 if well_formed else 0.2
+    f1 = TreeGrpoReward(0.2, call_tag="tool_call")(TASK, result)
+    assert f1 == pytest.approx(2 / 3 - taken)
+    assert SearchR1Reward(0.2, 0.1, call_tag="tool_call")(TASK, result) == (
+        0.2 if well_formed else 0.1
+    )
+
+
+def test_another_call_tag_is_refused():
+    for reward in (SearchR1Reward, TreeGrpoReward):
+        with pytest.raises(ConfigError, match="call_tag must be search or tool_call, found 'act'"):
+            reward(call_tag="act")  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize(
     ("result", "em", "f1"),
     [
