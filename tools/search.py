@@ -21,7 +21,8 @@ class SearchTool:
     r"""A ``Tool`` that finds documents. All calls of a layer are one request to the retriever.
 
     A call has one argument, ``query``: a string or a list of them. ``queries`` (as in WebDancer's
-    function lists) and ``query_list`` (as in verl's search tool) mean the same.
+    function lists) and ``query_list`` (as in verl's search tool) mean the same. The first
+    ``max_queries`` of a list are answered; the result's text says how many were left out.
 
     Example::
 
@@ -35,7 +36,7 @@ class SearchTool:
         self,
         retriever: Retriever,
         topk: int = 3,
-        max_queries: int = 3,
+        max_queries: int = 5,
         blocked_hosts: Sequence[str] = (),
     ) -> None:
         """Search with ``retriever``.
@@ -43,7 +44,7 @@ class SearchTool:
         Args:
             retriever: finds documents.
             topk: documents of one query, at most.
-            max_queries: of one call.
+            max_queries: of one call; WebDancer's trajectories ask up to 5.
             blocked_hosts: patterns of a ``BlockList``; documents with such a url are left out.
 
         Raises:
@@ -73,11 +74,11 @@ class SearchTool:
             ToolError: the retriever is misconfigured, or its quota is used up.
         """
         read = [self._queries(call) for call in calls]
-        lists = [queries for queries in read if not isinstance(queries, str)]
+        lists = [queries[: self._max_queries] for queries in read if not isinstance(queries, str)]
         asked = list(dict.fromkeys(query for each in lists for query in each if query))
         answers = self._search(asked) if asked else []
         found: dict[str, Answer] = {"": [], **dict(zip(asked, answers, strict=True))}
-        return [_result(queries, found) for queries in read]
+        return [_result(queries, found, self._max_queries) for queries in read]
 
     def _search(self, queries: Sequence[str]) -> Sequence[Answer]:
         """For each query what it found, blocked documents left out, or why it found nothing."""
@@ -95,21 +96,27 @@ class SearchTool:
         queries = [value] if isinstance(value, str) else value
         if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
             return "search: query must be a string or a list of strings"
-        if not 1 <= len(queries) <= self._max_queries:
-            return f"search takes 1 to {self._max_queries} queries a call, found {len(queries)}"
+        if not queries:
+            return "search needs at least one query"
         return tuple(query.strip() for query in queries)
 
 
-def _result(queries: tuple[str, ...] | str, found: Mapping[str, Answer]) -> ToolResult:
+def _result(
+    queries: tuple[str, ...] | str, found: Mapping[str, Answer], max_queries: int
+) -> ToolResult:
     if isinstance(queries, str):
         return ToolResult(text=queries, failure="bad_arguments")
     findings: list[Finding] = []
-    for query in queries:
+    for query in queries[:max_queries]:
         answer = found[query]
         if isinstance(answer, CallFailed):
             return ToolResult(text=f"search failed: {answer}", failure=answer.kind)
         findings.append(Finding(query, tuple(answer)))
-    return ToolResult(findings=tuple(findings))
+    left_out = len(queries) - len(findings)
+    text = (
+        f"{left_out} more not searched: at most {max_queries} queries a call." if left_out else ""
+    )
+    return ToolResult(text=text, findings=tuple(findings))
 
 
 def _schema(max_queries: int) -> dict[str, Any]:

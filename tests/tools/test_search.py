@@ -85,14 +85,23 @@ def test_arguments_that_do_not_fit_are_a_failure_of_that_call_only(call):
     assert good.documents == (OAK,)
 
 
-def test_too_many_queries_are_refused_with_the_number_allowed():
-    tool = SearchTool(FixedRetriever(), max_queries=2)
+def test_queries_beyond_the_limit_are_left_out_and_that_is_said():
+    retriever = FixedRetriever()
+    tool = SearchTool(retriever, max_queries=2)
     assert tool.schema["properties"]["query"]["anyOf"][1]["maxItems"] == 2
-    [good] = tool.run([{"query": ["Oak", "Fir"]}])
-    [bad] = tool.run([{"query": ["Oak", "Fir", "Oak"]}])
-    assert good.documents == (OAK, FIR)
-    assert bad.failure == "bad_arguments"
-    assert "1 to 2 queries" in bad.text and "found 3" in bad.text
+    whole, cut = tool.run([{"query": ["Oak", "Fir"]}, {"query": ["Fir", "Oak", "Elm", "Ash"]}])
+    assert whole.documents == (OAK, FIR) and whole.text == ""
+    assert [finding.query for finding in cut.findings] == ["Fir", "Oak"]
+    assert cut.failure is None
+    assert cut.text == "2 more not searched: at most 2 queries a call."
+    assert retriever.requests == [(["Oak", "Fir"], 3)]
+
+
+def test_a_call_of_five_queries_is_answered_in_full():
+    queries = ["Oak", "Fir", "Elm", "Ash", "Yew"]
+    [result] = SearchTool(FixedRetriever()).run([{"query": queries}])
+    assert [finding.query for finding in result.findings] == queries
+    assert result.text == "" and result.failure is None
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "transient", "no_result", "bad_arguments"])
