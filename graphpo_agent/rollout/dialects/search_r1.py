@@ -43,9 +43,11 @@ class SearchR1Dialect:
     In retrieved text the dialect's own tags are made harmless (``TagGuard``).
 
     With ``compat="search-r1"`` it reads and writes as Search-R1 does where a checkpoint may depend
-    on it: the question gets a question mark where it ends without one, a search goes before an
-    answer whichever closes first, an element's content starts at its first opening tag, and an
-    observation that is too long loses its closing tag.
+    on it: the question gets a question mark where it ends without one, the element that opens
+    first goes before one that closes first, its content starts at its first opening tag, and an
+    observation that is too long loses its closing tag. Sampling still ends at the first closing
+    tag. Search-R1 samples on and cuts its text behind the first ``</search>``, so it runs another
+    action only where an ``</answer>`` closes nothing or stands inside an open ``search``.
 
     Example::
 
@@ -88,7 +90,7 @@ class SearchR1Dialect:
         return [{"role": "user", "content": fill_template(self._prompt_template, question)}]
 
     def parse(self, text: str) -> Action:
-        """The action whose closing tag comes first, or what is wrong with the turn."""
+        """The action that the class describes, or what is wrong with the turn."""
         if self._compat:
             return _parse_as_search_r1(text)
         search, answer = first_element(text, "search"), first_element(text, "answer")

@@ -253,6 +253,21 @@ def test_compat_agrees_with_the_regular_expression_on_adversarial_strings():
         assert COMPAT.parse(text) == upstream_reading(text), repr(text)
 
 
+def test_a_turn_that_ends_at_its_first_closing_tag_acts_as_search_r1_but_for_stray_answer_tags():
+    assert COMPAT.stop == DIALECT.stop == ("</search>", "</answer>")
+    rng = random.Random(2)
+    differing = {True: 0, False: 0}
+    for _ in range(20_000):
+        whole = "".join(rng.choices([*TAGS, "x", " "], k=rng.randrange(14)))
+        closing = re.search("</(search|answer)>", whole)
+        before = whole if closing is None else whole[: closing.start()]
+        sampled = whole if closing is None else whole[: closing.end()]
+        stray = closing is not None and closing[1] == "answer"
+        stray = stray and ("<search>" in before.split("<answer>")[0] or "<answer>" not in before)
+        differing[stray] += COMPAT.parse(sampled) != upstream_reading(whole)
+    assert differing[False] == 0 and differing[True] > 100
+
+
 @pytest.mark.parametrize(
     ("question", "asked"), [(" Who ", "Who?"), ("Who?", "Who?"), ("Name it.", "Name it.?")]
 )
