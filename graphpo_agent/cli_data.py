@@ -156,6 +156,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topk", type=int, default=3, help="documents where none is asked for")
     parser.add_argument("--max-topk", type=int, default=100)
     parser.add_argument("--max-queries", type=int, default=4096, help="of one request")
+    parser.add_argument("--max-query-chars", type=int, default=8192, help="of one query")
     parser.add_argument("--max-body-bytes", type=int, default=16 * 2**20)
     parser.add_argument("--queue", type=int, default=256, help="requests taken in at once")
     parser.add_argument("--workers", type=int, help="searches at once (one per core)")
@@ -166,7 +167,15 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from graphpo_agent.data_commands import serve_index
 
-    limits = ("topk", "max_topk", "max_queries", "max_body_bytes", "queue", "workers")
+    limits = (
+        "topk",
+        "max_topk",
+        "max_queries",
+        "max_query_chars",
+        "max_body_bytes",
+        "queue",
+        "workers",
+    )
     return serve_index(
         options.directory,
         options.overrides,

@@ -8,6 +8,7 @@ is a row ``{"url": "...", "contents": "..."}`` and null stands for one that is n
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from graphpo_agent.net.checks import check_counts
 from graphpo_agent.types import Document
 
 __all__ = ["Bounds", "Refusal", "RetrieveRequest", "parse_access", "parse_retrieve", "render"]
+
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class RetrieveRequest:
 def parse_retrieve(body: bytes, bounds: Bounds) -> RetrieveRequest:
     """Read a request; keys that are not Search-R1's are ignored.
 
+    A half of a surrogate pair in a query, which is no text but valid JSON, becomes ``?``.
+
     Raises:
         Refusal: 400 no JSON object, 422 a field that is missing, wrong or over its bound.
     """
@@ -109,12 +114,22 @@ def _bare(document: Document) -> dict[str, Any]:
 
 def _object(body: bytes) -> Mapping[str, Any]:
     try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        fields = _loaded(body)
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not valid JSON ({error})") from error
     if not isinstance(fields, dict):
         raise Refusal(400, f"the body must be a JSON object, found {type(fields).__name__}")
     return fields
+
+
+def _loaded(body: bytes) -> Any:
+    """The body's JSON; orjson reads no halves of surrogate pairs, the slower json does."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        if _HALF_PAIR.search(body) is None:
+            raise
+        return json.loads(body)
 
 
 def _strings(fields: Mapping[str, Any], name: str, bounds: Bounds) -> list[str]:
@@ -130,4 +145,4 @@ def _strings(fields: Mapping[str, Any], name: str, bounds: Bounds) -> list[str]:
                 f"{name}[{number}] has {len(value)} characters, at most "
                 f"{bounds.max_query_chars} are allowed",
             )
-    return values
+    return [value.encode("utf-8", "replace").decode() for value in values]

@@ -112,6 +112,7 @@ def test_an_index_is_built_described_and_served(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["options"]["k1"] == 1.2
     ready = tmp_path / "address"
     arguments = ["serve", index, "--port", "0", "--ready-file", str(ready), "--topk", "1"]
+    arguments += ["--max-query-chars", "30"]
     process = start_command(arguments)
     try:
         while not ready.exists():
@@ -121,6 +122,9 @@ def test_an_index_is_built_described_and_served(tmp_path, capsys) -> None:
         reply = requests.post(f"http://{ready.read_text()}/retrieve", json=body, timeout=20)
         found = [[hit["document"]["id"] for hit in hits] for hits in reply.json()["result"]]
         assert found == [["1"], ["0"]]
+        long = {"queries": ["capital " * 4]}
+        reply = requests.post(f"http://{ready.read_text()}/retrieve", json=long, timeout=20)
+        assert reply.status_code == 422 and "at most 30 are allowed" in reply.text
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

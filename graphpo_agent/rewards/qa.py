@@ -10,10 +10,10 @@ A configuration names a reward as ``graphpo_agent.rewards.qa:token_f1``.
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.protocols import RewardFn
+from graphpo_agent.protocols import Counting, RewardFn
 from graphpo_agent.types import Outcome, Task
 
 __all__ = [
@@ -132,6 +132,11 @@ class Binarize:
             raise ConfigError("Binarize: threshold must be above 0, or every reward would be 1")
         self._reward = reward
         self._threshold = threshold
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Those of the wrapped reward (``Counting``), such as a judge's."""
+        return self._reward.counts if isinstance(self._reward, Counting) else {}
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         """1 or 0."""

@@ -77,6 +77,16 @@ def test_a_wrong_body_is_refused_in_one_line_of_json(server, body, status, messa
     assert server.retrieve("oak") == [expected("oak", 2)]
 
 
+def test_half_a_surrogate_pair_fails_neither_its_query_nor_the_others(server):
+    body = rb'{"queries": ["only 1 elm", "\ud800 oak", "\ud83c\udf33"], "return_scores": true}'
+    queries = ["only 1 elm", "? oak", "\N{DECIDUOUS TREE}"]
+    reply = server.post("/retrieve", body)
+    assert reply.status_code == 200
+    assert reply.json() == {"result": [expected(query, 3) for query in queries]}
+    broken = server.post("/retrieve", rb'{"queries": ["\ud800"]' + b"[" * 9_000)
+    assert broken.status_code == 400 and "not valid JSON" in broken.json()["error"]
+
+
 def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(server):
     body = json.dumps({"queries": ["oak"], "padding": "x" * 3_000_000}).encode()
     assert server.post("/retrieve", body).status_code == 413

@@ -1,4 +1,5 @@
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -104,6 +105,17 @@ def test_binarize_takes_the_threshold_in():
 def test_binarize_refuses_a_threshold_outside_its_range(threshold):
     with pytest.raises(ConfigError, match="threshold must be"):
         Binarize(token_f1, threshold=threshold)
+
+
+def test_binarize_shows_the_counts_of_what_it_wraps():
+    class Counted:
+        counts: Mapping[str, int] = {"judge/unjudged": 2}
+
+        def __call__(self, task: Task, outcome: Outcome) -> float:
+            return 0.0
+
+    assert Binarize(Binarize(Counted(), 0.5), 0.5).counts == {"judge/unjudged": 2}
+    assert Binarize(token_f1, 0.5).counts == {}
 
 
 def test_binarize_refuses_what_is_no_reward():
