@@ -40,6 +40,9 @@ class ServerPool:
     long, up to 30 s; then one question tries it. While all rest, the one whose rest ends first is
     asked. Refusals of the question itself (4xx) go to the caller.
 
+    Attributes:
+        path: what is asked, such as ``/retrieve``.
+
     Example::
 
         pool = ServerPool("retriever", ["10.0.0.1:8000", "10.0.0.2:8000"], "/retrieve",
@@ -74,6 +77,7 @@ class ServerPool:
         addresses = [urls] if isinstance(urls, str) else list(urls)
         if not addresses:
             raise ToolError(f"{name}: urls must name at least one server")
+        self.path = path
         self._servers = [_Server(endpoint(name, url, path)) for url in addresses]
         alone = len(addresses) == 1  # then the service itself repeats a try
         self._rounds = 1 if alone else tries
@@ -90,11 +94,6 @@ class ServerPool:
         self._service = HttpService(name, limits=limits, classify=classify_json)
         self._lock = threading.Lock()
         self._next = 0
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Where questions go."""
-        return tuple(server.url for server in self._servers)
 
     def ask(self, body: Any) -> tuple[Any, str]:
         """The JSON value that a server answered, and the server.

@@ -61,7 +61,8 @@ class RemoteRetriever:
             concurrency: requests under way at once.
             batch_size: queries in one request. With a store each query has its own request, so
                 that an answer is found again whatever it was asked together with.
-            store: recorded answers by servers, query and ``topk``; None: none.
+            store: recorded answers by query and ``topk``, wherever the servers are: it holds those
+                of one corpus. None: none.
 
         Raises:
             ToolError: no URL, one that cannot be used, or a limit out of range.
@@ -162,7 +163,7 @@ def _result(
 
     if store is None:
         return ask()
-    key = request_key("POST", " ".join(pool.urls), body=body)
+    key = request_key("POST", pool.path, body=body)
     result, server = json.loads(store.fetch(key, ask_to_record))
     return result, server
 

@@ -54,7 +54,7 @@ class SerperSearch(WebSearch):
         Raises:
             ToolError: the key is not set, or a setting cannot be used.
         """
-        key = secret_from_env(api_key_env)
+        key = secret_from_env(api_key_env, shared.get("store"))
         headers = {"X-API-KEY": key}
         super().__init__("serper", classify=_serper, secret_headers=headers, **shared)
         self._url = base_url
@@ -85,7 +85,7 @@ class SerpApiSearch(WebSearch):
         **shared: Unpack[Shared],
     ) -> None:
         """Set up; ``engine`` as SerpAPI names it, the rest as in ``SerperSearch``."""
-        key = secret_from_env(api_key_env)
+        key = secret_from_env(api_key_env, shared.get("store"))
         params = {"api_key": key}
         super().__init__("serpapi", classify=_serpapi, secret_params=params, **shared)
         self._url = base_url
@@ -121,7 +121,7 @@ class GoogleCseSearch(WebSearch):
         """Set up; ``cse_id`` is the search engine's id, the rest as in ``SerperSearch``."""
         if not cse_id:
             raise ToolError("google custom search: cse_id is empty; name the search engine's id")
-        params = {"key": secret_from_env(api_key_env)}
+        params = {"key": secret_from_env(api_key_env, shared.get("store"))}
         super().__init__("google custom search", classify=_google, secret_params=params, **shared)
         self._url = base_url
         self._cse_id = cse_id
@@ -172,7 +172,7 @@ class BrightDataBingSearch(WebSearch):
         """
         if market is not None and market.count("-") != 1:
             raise ToolError(f"bing: market is {market!r}; write a language and a country, as de-DE")
-        headers = {"Authorization": f"Bearer {secret_from_env(api_key_env)}"}
+        headers = {"Authorization": f"Bearer {secret_from_env(api_key_env, shared.get('store'))}"}
         super().__init__("bright data", classify=_brightdata, secret_headers=headers, **shared)
         self._url = base_url
         self._zone = zone

@@ -44,7 +44,7 @@ class JinaReader:
         """
         headers = {}
         if api_key_env is not None:
-            headers = {"Authorization": f"Bearer {secret_from_env(api_key_env)}"}
+            headers = {"Authorization": f"Bearer {secret_from_env(api_key_env, store)}"}
         self._url = base_url
         self._service = HttpService(
             "jina reader",

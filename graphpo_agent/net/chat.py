@@ -63,7 +63,7 @@ class OpenAIChat:
             limits=Limits(
                 deadline_s=deadline_s, tries=tries, concurrency=concurrency, per_second=per_second
             ),
-            secret_headers=bearer(api_key_env),
+            secret_headers=bearer(api_key_env, store),
             store=store,
             classify=_classify_chat,
         )
@@ -102,15 +102,15 @@ def without_thinking(reply: str) -> str:
     return "" if rest.lstrip().startswith("<think>") else rest.strip()
 
 
-def bearer(api_key_env: str | None) -> dict[str, str]:
+def bearer(api_key_env: str | None, store: CallStore | None = None) -> dict[str, str]:
     """The header that carries the key of an OpenAI-compatible service; none without a key.
 
     Raises:
-        ToolError: the environment variable is not set.
+        ToolError: the environment variable is not set, and ``store`` may make calls.
     """
     if api_key_env is None:
         return {}
-    return {"Authorization": f"Bearer {secret_from_env(api_key_env)}"}
+    return {"Authorization": f"Bearer {secret_from_env(api_key_env, store)}"}
 
 
 def classify_openai(reply: Reply) -> Verdict:

@@ -158,7 +158,7 @@ class OpenAIEmbedder(_ServedEmbedder):
             HttpService(
                 f"embeddings model {model}",
                 limits=limits,
-                secret_headers=bearer(api_key_env),
+                secret_headers=bearer(api_key_env, store),
                 store=store,
                 classify=_classify(_read_openai),
             ),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.store import CallStore
 
 __all__ = ["Redactor", "secret_from_env", "without_user"]
 
@@ -16,16 +17,20 @@ _BLOT = "***"
 _USER = re.compile(r"(?<=//)[^/?#]*@|^[^/?#]*@")
 
 
-def secret_from_env(name: str) -> str:
+def secret_from_env(name: str, store: CallStore | None = None) -> str:
     """The value of an environment variable that holds a credential, outer white space removed.
+
+    A service whose store makes no calls needs none: then it is empty where it is not set.
 
     Example: ``secret_from_env("SERPER_KEY_ID")``.
 
     Raises:
-        ToolError: it is not set, empty, or holds characters that no HTTP header can carry. The
-            message names the variable and never shows its value.
+        ToolError: it is needed and not set, empty, or holds characters that no HTTP header can
+            carry. The message names the variable and never shows its value.
     """
     value = os.environ.get(name, "").strip()
+    if not value and store is not None and not store.asks:
+        return ""
     if not value:
         raise ToolError(f"environment variable {name} is not set; export it with the service's key")
     if not value.isascii() or not value.isprintable():

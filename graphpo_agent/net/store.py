@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.failures import CallFailed
 
 __all__ = ["CallStore", "StoreMode", "request_key"]
 
@@ -55,9 +56,12 @@ class CallStore:
     * ``record``: every call is made, and its answer replaces what is stored;
     * ``replay``: a stored answer is given where there is one; other calls are made and stored,
       the first answer stays;
-    * ``strict``: a stored answer is given; any other call is an error. Nothing is written.
+    * ``strict``: a stored answer is given, or the failure that is stored of a call that was never
+      answered; any other call is an error. Nothing is written.
 
-    A call that raises stores nothing. Except in ``off``, equal calls that one process has under
+    A call that fails leaves its failure for ``strict``, so that an evaluation repeats with the
+    outages it met; the other modes make it again. One that raises anything else stores nothing.
+    Except in ``off``, equal calls that one process has under
     way at one moment are made once. Threads share a store, and so do several processes on one
     machine (SQLite's write-ahead log does not work on network file systems). Make a store after a
     process has forked, not before.
@@ -92,10 +96,16 @@ class CallStore:
         if self._mode != "off":
             self._database = self._open()
 
+    @property
+    def asks(self) -> bool:
+        """Whether any call can be made."""
+        return self._mode != "strict"
+
     def fetch(self, key: str, call: Callable[[], bytes]) -> bytes:
         """The answer to the request named ``key``; ``call`` asks for it.
 
         Raises:
+            CallFailed: the call failed, now or (``strict``) when it was recorded.
             ToolError: nothing is stored under this name (``strict``), or the file fails.
             Exception: whatever ``call`` raises.
         """
@@ -122,11 +132,18 @@ class CallStore:
         if stored is not None:
             return stored
         if self._mode == "strict":
+            self._repeat_failure(key)
             raise ToolError(
                 f"call store {self._path}: no answer is stored for {key}; "
                 'record it with mode "replay" first'
             )
-        value = call()
+        try:
+            value = call()
+        except CallFailed as failure:
+            self._execute(
+                "INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", key, failure.kind, str(failure)
+            )
+            raise
         verb = "REPLACE" if self._mode == "record" else "IGNORE"
         self._execute(f"INSERT OR {verb} INTO calls VALUES (?, ?)", key, value)
         written = self._read(key)
@@ -136,6 +153,15 @@ class CallStore:
     def _read(self, key: str) -> bytes | None:
         rows = self._execute("SELECT answer FROM calls WHERE request = ?", key)
         return rows[0][0] if rows else None
+
+    def _repeat_failure(self, key: str) -> None:
+        """Raise the CallFailed that is stored, if one is."""
+        if not self._execute("SELECT 1 FROM sqlite_master WHERE name = 'failures'"):
+            return  # an older file
+        for kind, message in self._execute(
+            "SELECT kind, message FROM failures WHERE request = ?", key
+        ):
+            raise CallFailed(kind, message)
 
     def _execute(self, statement: str, *values: Any) -> list[Any]:
         try:
@@ -164,6 +190,10 @@ class CallStore:
                 database.execute("PRAGMA synchronous = NORMAL")
                 database.execute(
                     "CREATE TABLE IF NOT EXISTS calls (request TEXT PRIMARY KEY, answer BLOB)"
+                )
+                database.execute(
+                    "CREATE TABLE IF NOT EXISTS failures "
+                    "(request TEXT PRIMARY KEY, kind TEXT, message TEXT)"
                 )
             database.execute("SELECT request, answer FROM calls LIMIT 1").fetchall()
         except (sqlite3.Error, OSError) as error:

@@ -71,6 +71,43 @@ def test_failed_call_is_not_stored(tmp_path, mode):
     assert store.fetch("k", lambda: b"up") == b"up"
 
 
+@pytest.mark.parametrize("mode", ["replay", "record"])
+def test_strict_repeats_the_failure_of_a_call_that_was_never_answered(tmp_path, mode):
+    path = tmp_path / "calls.sqlite"
+
+    def fail(kind, message):
+        def call():
+            raise CallFailed(kind, message)
+
+        with pytest.raises(CallFailed, match=message):
+            CallStore(path, mode).fetch(message, call)
+
+    fail("transient", "the host is down")
+    fail("rate_limit", "too many")
+    fail("transient", "passed")
+    CallStore(path, mode).fetch("passed", lambda: b"up")
+    strict = CallStore(path, "strict")
+    for kind, message in (("transient", "the host is down"), ("rate_limit", "too many")):
+        with pytest.raises(CallFailed, match=message) as caught:
+            strict.fetch(message, lambda: b"never asked")
+        assert caught.value.kind == kind
+    assert strict.fetch("passed", lambda: b"never asked") == b"up"
+    with pytest.raises(ToolError, match="no answer is stored"):
+        strict.fetch("other", lambda: b"never asked")
+
+
+def test_strict_reads_files_without_failures(tmp_path):
+    path = tmp_path / "calls.sqlite"
+    CallStore(path).fetch("k", lambda: b"v")
+    database = sqlite3.connect(path)
+    database.execute("DROP TABLE failures")
+    database.close()
+    strict = CallStore(path, "strict")
+    assert strict.fetch("k", lambda: b"") == b"v"
+    with pytest.raises(ToolError, match="no answer is stored"):
+        strict.fetch("other", lambda: b"")
+
+
 def test_equal_calls_of_one_moment_are_made_once(tmp_path):
     store, entered = CallStore(tmp_path / "calls.sqlite", "record"), []
     begun, gate = threading.Event(), threading.Event()

@@ -290,20 +290,23 @@ def test_recorded_answers_need_no_network_and_hold_no_key(cls, tmp_path, monkeyp
         first = engine(cls, server, store=CallStore(path)).search(["oak", "橡树"], topk=3)
         assert len(server.asked) == 2
     assert KEY.encode() not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
-    monkeypatch.setenv("SERPER_API_KEY", "another-key-9876543210")
+    for name in KEYS:
+        monkeypatch.delenv(name)
     replayed = engine(cls, server, store=CallStore(path, "strict"))
     assert replayed.search(["橡树", "oak"], topk=2) == first[::-1]
 
 
 @pytest.mark.parametrize("cls", [*ENGINES, JinaReader])
-def test_a_missing_key_is_named(cls, monkeypatch):
+def test_a_missing_key_is_named(cls, monkeypatch, tmp_path):
     arguments = ENGINES[cls][0] if cls in ENGINES else {}
     with pytest.raises(ToolError, match="MY_KEY"):
         cls(**arguments, api_key_env="MY_KEY")
     for name in KEYS:
         monkeypatch.delenv(name)
+    store = CallStore(tmp_path / "calls.sqlite")
     with pytest.raises(ToolError, match="_API_KEY is not set"):
-        cls(**arguments)
+        cls(**arguments, store=store)
+    cls(**arguments, store=CallStore(tmp_path / "calls.sqlite", "strict"))
 
 
 def test_settings_that_cannot_be_used_are_refused():

@@ -414,7 +414,7 @@ def test_robots_are_fetched_as_carefully_as_pages(site):
     assert failure_of(reader, site.url()) == "bad_arguments"
 
 
-def test_pages_and_lasting_failures_are_recorded(site, tmp_path):
+def test_pages_and_failures_are_recorded(site, tmp_path):
     site.page("/oak", OAK_HTML, HTML)
     site.page("/busy", b"", status=503)
     reader = reader_for(site, store=CallStore(tmp_path / "calls.sqlite", "replay"))
@@ -425,9 +425,10 @@ def test_pages_and_lasting_failures_are_recorded(site, tmp_path):
     again = reader_for(site, store=CallStore(tmp_path / "calls.sqlite", "strict"))
     assert again.read(site.url("/oak")) == first
     assert failure_of(again, site.url("/gone")) == "no_result"
+    assert failure_of(again, site.url("/busy")) == "transient"
+    with pytest.raises(ToolError, match="no answer is stored"):
+        again.read(site.url("/never"))
     assert site.requests == asked
-    with pytest.raises(ToolError):
-        again.read(site.url("/busy"))
 
 
 def test_a_recorded_page_behind_a_redirect_is_still_blocked(site, tmp_path):
