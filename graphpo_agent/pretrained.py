@@ -40,6 +40,8 @@ def load_pretrained(
     """
     local = Path(name).is_dir()
     transformers_logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its report on weights: what counts is told below
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         model, info = auto_class.from_pretrained(
@@ -52,6 +54,8 @@ def load_pretrained(
             f"{kind} {name!r} cannot be loaded: {reason}; give a directory with config.json, "
             "weights and tokenizer, or the name of a model on the hub, and a device of this machine"
         ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(optional))
     if missing:
         raise ModelError(

@@ -154,7 +154,7 @@ def flat_vectors(index: Any) -> NDArray[np.float32]:
 
 def _faiss() -> Any:
     if importlib.util.find_spec("faiss") is None:
-        raise ToolError('dense index needs faiss-cpu: pip install "graphpo-agent[dense]"')
+        raise ToolError("dense index needs faiss-cpu: pip install faiss-cpu")
     return importlib.import_module("faiss")
 
 

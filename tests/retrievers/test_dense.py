@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import signal
@@ -272,3 +273,9 @@ def test_another_encoder_at_search_time_is_noticed(world, tmp_path, encoder):
     (world / "HNSW16" / "index.faiss").rename(world / "HNSW16" / "elsewhere")
     with pytest.raises(ToolError, match="there is no faiss index"):
         DenseRetriever(world / "HNSW16")
+
+
+def test_without_faiss_the_message_names_what_can_be_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolError, match="needs faiss-cpu: pip install faiss-cpu$"):
+        map_faiss(tmp_path / "index")

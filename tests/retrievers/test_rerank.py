@@ -106,3 +106,14 @@ def test_arguments_that_cannot_be_are_refused(bm25):
     for device in ("cuda:77", "toaster"):
         with pytest.raises(ToolError, match=f"device '{device}' cannot be used"):
             RerankRetriever(bm25, "model", device=device)
+
+
+def test_an_encoder_is_no_cross_encoder_and_nothing_but_the_error_says_so(
+    bm25, tmp_path, capfd, caplog
+):
+    directory = make_encoder(tmp_path / "encoder")
+    capfd.readouterr()
+    with pytest.raises(ModelError, match="weights are missing"):
+        RerankRetriever(bm25, directory)
+    said = capfd.readouterr()
+    assert (said.out, said.err, caplog.text) == ("", "", "")
