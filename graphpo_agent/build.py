@@ -275,10 +275,12 @@ def check_named(config: RunConfig) -> None:
 
     Raises:
         ConfigError: something is not there or does not take its arguments, the prompt has no
-            place for the question or the tools, or the dialect calls a tool that is not there.
+            place for the question or the tools, or the dialect calls a tool that is not there or
+            needs more than the dialect can say.
     """
     if isinstance(config.mode, AgentMode):
         check_whole_turns(config.method)
+        _check_access(config.mode)
         check_constructible(list(config.mode.tools.values()))
         signatures = {name: ToolSignature(name, "", {}) for name in config.mode.tools}
         check_tools(_dialect(config.mode, signatures), signatures)
@@ -306,6 +308,7 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
             prompt_template=mode.prompt_template,
             system_prompt=mode.system_prompt,
         )
+    _check_access(mode)
     tools = {name: constructed(spec) for name, spec in mode.tools.items()}
     for name, tool in tools.items():
         if not isinstance(tool, Tool):
@@ -321,6 +324,16 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
         max_observation_tokens=mode.max_observation_tokens,
         max_response_tokens=mode.max_response_tokens,
     )
+
+
+def _check_access(mode: AgentMode) -> None:
+    access = mode.tools.get("access", {})
+    visits = access.get("class") == "tools.visit:VisitTool"
+    if isinstance(mode.dialect, ASearcherDialectConfig) and visits and access.get("extractor"):
+        raise ConfigError(
+            "mode.tools.access: an extractor needs a goal, which the asearcher dialect cannot "
+            "name; leave the extractor out (pages are then shown whole) or use the hermes dialect"
+        )
 
 
 def _dialect(mode: AgentMode, signatures: Mapping[str, ToolSignature]) -> Dialect:

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from graphpo_agent.build import build_expander
 from graphpo_agent.cli import main
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
+from graphpo_agent.errors import ConfigError
 from tests.worlds import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
@@ -41,6 +45,35 @@ def test_a_prompt_or_dialect_that_cannot_work_is_found_by_a_dry_run(
     assert main(["train", config, override, "--dry-run"]) == 2
     said = capsys.readouterr()
     assert not said.out and said.err.startswith("graphpo: ") and says in said.err
+
+
+ACCESS = """\
+mode:
+  dialect: asearcher
+  tools:
+    access:
+      class: tools.visit:VisitTool
+      reader: {class: "retrievers.remote:RemotePages", urls: "http://127.0.0.1:8000"}
+"""
+EXTRACTOR = """\
+      extractor:
+        class: tools.extract:EvidenceExtractor
+        chat: {class: "graphpo_agent.net.chat:OpenAIChat", base_url: "http://h/v1", model: m}
+"""
+
+
+def test_asearcher_cannot_say_what_an_extractor_needs(tmp_path: Path, capsys) -> None:
+    config, access = str(ROOT / "configs/search/qwen2.5-7b-local.yaml"), tmp_path / "access.yaml"
+    access.write_text(ACCESS)
+    assert main(["train", config, str(access), "--dry-run"]) == 0
+    access.write_text(ACCESS + EXTRACTOR)
+    assert main(["train", config, str(access), "--dry-run"]) == 2
+    assert "mode.tools.access: an extractor needs a goal" in capsys.readouterr().err
+    run = load_config(RunConfig, config, [str(access)])
+    with pytest.raises(ConfigError, match="an extractor needs a goal"):
+        build_expander(run.mode)
+    hermes = [str(access), "mode.dialect=hermes"]
+    assert main(["train", config, *hermes, "--dry-run"]) == 0
 
 
 @pytest.mark.slow
