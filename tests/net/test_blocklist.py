@@ -1,9 +1,11 @@
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
+from tests.worlds import ROOT
 
 MIRRORS = BlockList(["benchmark-mirrors"])
 
@@ -52,6 +54,13 @@ def test_mirrors_of_benchmarks_are_covered(url):
 )
 def test_other_pages_are_not(url):
     assert not MIRRORS.covers(url)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-7b.yaml", "qwen2.5-7b-verl.yaml"])
+def test_the_shipped_web_configurations_block_them(name):
+    tools = yaml.safe_load((ROOT / "configs/search" / name).read_text())["mode"]["tools"]
+    for part in (tools["search"]["retriever"], tools["visit"]["reader"]):
+        assert "benchmark-mirrors" in part["blocked_hosts"]
 
 
 def test_a_pattern_covers_subdomains_and_what_its_path_begins():
