@@ -277,5 +277,5 @@ def test_another_encoder_at_search_time_is_noticed(world, tmp_path, encoder):
 
 def test_without_faiss_the_message_names_what_can_be_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ToolError, match="needs faiss-cpu: pip install faiss-cpu$"):
+    with pytest.raises(ToolError, match=r"needs faiss-cpu: pip install faiss-cpu$"):
         map_faiss(tmp_path / "index")
