@@ -96,13 +96,25 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--final-format-score", type=float, default=0.0)
     parser.add_argument("--retrieval-score", type=float, default=0.0)
     parser.add_argument("--format-score", type=float, default=0.0)
+    parser.add_argument("--judge-url", metavar="URL", help="up to and without /chat/completions")
+    parser.add_argument("--judge-model", metavar="NAME", help="the model that judges")
+    parser.add_argument("--judge-key-env", metavar="NAME", help="the variable that holds its key")
     parser.set_defaults(run=_grade)
 
 
 def _grade(options: argparse.Namespace) -> int:
     from graphpo_agent.data_commands import grade
 
-    names = ("bare", "structure_score", "final_format_score", "retrieval_score", "format_score")
+    names = (
+        "bare",
+        "structure_score",
+        "final_format_score",
+        "retrieval_score",
+        "format_score",
+        "judge_url",
+        "judge_model",
+        "judge_key_env",
+    )
     settings = {name: vars(options)[name] for name in names}
     return grade(options.kind, options.input, options.out, settings)
 

@@ -8,5 +8,7 @@ GRADERS = (
     "search_r1_em_format",
     "tree_grpo_f1",
     "verl_search_r1_em",
+    "asearcher",
+    "judge",
 )
 """What ``graphpo grade`` can run (``graphpo_agent.evals.grade``)."""

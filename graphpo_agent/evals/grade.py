@@ -1,19 +1,25 @@
 """``graphpo grade``: a reward or grader on the transcripts of a file, as a dry run.
 
 A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
-and other fields ignored. It becomes
+and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` takes ``aug_answers``
+(a list of strings) and ``unanswerable`` (true or false). It becomes
 ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.net.chat import OpenAIChat
+from graphpo_agent.rewards.asearcher import ASearcherReward
+from graphpo_agent.rewards.judge import Judge
 from graphpo_agent.rewards.qa import answer_contains, answer_equals, answer_f1
 from graphpo_agent.rewards.transcripts import (
     FormatScores,
@@ -23,6 +29,7 @@ from graphpo_agent.rewards.transcripts import (
     tree_grpo_f1,
     verl_search_r1_em,
 )
+from graphpo_agent.types import Outcome, Task
 
 __all__ = ["KINDS", "Grade", "GradeOptions", "GradeStatus", "Transcript", "grade_file", "grader"]
 
@@ -44,6 +51,10 @@ class Transcript:
     response: str
     gold: str | tuple[str, ...]
     """As the row has it: the originals treat a string and a list differently."""
+
+    question: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Those of the task that the row has: ``aug_answers``, ``unanswerable``."""
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -70,6 +81,9 @@ class GradeOptions:
     final_format_score: float = 0.0
     retrieval_score: float = 0.0
     format_score: float = 0.0
+    judge_url: str | None = None
+    judge_model: str | None = None
+    judge_key_env: str | None = None
 
 
 Grader = Callable[[Transcript], Grade]
@@ -87,19 +101,33 @@ _RULES: Mapping[str, _Rule] = {
     "tree_grpo_f1": tree_grpo_f1,
     "verl_search_r1_em": verl_search_r1_em,
 }
-KINDS = (*_ANSWERS, *_RULES)
+_FORMAT_OPTIONS = frozenset(
+    {"structure_score", "final_format_score", "retrieval_score", "format_score"}
+)
+_TAKES: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(_ANSWERS, frozenset({"bare"})),
+    **dict.fromkeys(_RULES, _FORMAT_OPTIONS),
+    "asearcher": frozenset(),
+    "judge": frozenset({"bare", "judge_url", "judge_model", "judge_key_env"}),
+}
+"""The options of every kind."""
+KINDS = tuple(_TAKES)
 """Every KIND of ``graphpo grade``."""
 
 _ANSWER_TAG = re.compile("(</?answer>)")
+_INFORMATION = re.compile("<information>.*?</information>", re.DOTALL)
+_AT_ONCE = 16
+"""Transcripts in memory, and requests to a judge."""
 
 
 def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
     """Grade a file of transcripts and write one JSON line per row; whole or not at all.
 
     Raises:
-        ConfigError: an option that the kind does not take, or a score that is not finite.
+        ConfigError: an option that the kind does not take or misses, or a score that is not finite.
         DataError: the input cannot be read, a row is malformed (file, line and field in the
             message), there is none, or the output cannot be written.
+        ToolError: the judge refuses every request: wrong key, used-up quota.
     """
     grade = grader(kind, options)
     target = Path(out)
@@ -107,26 +135,40 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
         raise DataError(f"output {out!r} is not a file")
     if not target.parent.is_dir():
         raise DataError(f"output {out}: there is no directory {target.parent}")
-    write_rows(target, (_row(one.id, grade(one)) for one in _transcripts(Path(path))))
+    transcripts = _transcripts(Path(path), asked=kind == "judge")
+    with ThreadPoolExecutor(_AT_ONCE if kind == "judge" else 1) as pool:
+        write_rows(target, _rows(transcripts, grade, pool))
+
+
+def _rows(
+    transcripts: Iterator[Transcript], grade: Grader, pool: ThreadPoolExecutor
+) -> Iterator[dict[str, Any]]:
+    while some := list(islice(transcripts, _AT_ONCE)):
+        for one, graded in zip(some, pool.map(grade, some), strict=True):
+            yield _row(one.id, graded)
 
 
 def grader(kind: str, options: GradeOptions) -> Grader:
     """The grader of a name, as the flags set it.
 
     Raises:
-        ConfigError: an option that the kind does not take, or a score that is not finite.
+        ConfigError: an option that the kind does not take or misses, or a score that is not finite.
     """
     defaults = asdict(GradeOptions())
-    allowed = {"bare"} if kind in _ANSWERS else defaults.keys() - {"bare"}
     for name, value in asdict(options).items():
         flag = f"--{name.replace('_', '-')}"
-        if value != defaults[name] and name not in allowed:
+        if value != defaults[name] and name not in _TAKES[kind]:
             raise ConfigError(f"{flag} is not a setting of {kind}")
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{flag} must be a finite number, found {value}")
     if kind in _ANSWERS:
         compare = _ANSWERS[kind]
         return lambda transcript: _by_answer(transcript, compare, options.bare)
+    if kind == "asearcher":
+        return _by_asearcher
+    if kind == "judge":
+        judge = _judge(options)
+        return lambda transcript: _by_judge(transcript, judge, options.bare)
     rule, scores = _RULES[kind], _format_scores(options)
     return lambda transcript: _by_rule(transcript, rule, scores)
 
@@ -150,6 +192,33 @@ def _by_answer(transcript: Transcript, compare: _Answers, bare: bool) -> Grade:
     return Grade(best, answer, "ok", {"gold": nearest})
 
 
+def _judge(options: GradeOptions) -> Judge:
+    if options.judge_url is None or options.judge_model is None:
+        raise ConfigError("judge needs --judge-url and --judge-model")
+    chat = OpenAIChat(options.judge_url, options.judge_model, api_key_env=options.judge_key_env)
+    return Judge(chat)
+
+
+def _by_asearcher(transcript: Transcript) -> Grade:
+    """ASearcher's reward with F1; its turns are what stands between the information elements."""
+    answer = _last_answer(transcript.response)
+    turns = tuple(_INFORMATION.split(transcript.response))
+    task = Task(str(transcript.id), "", transcript.golds, transcript.metadata)
+    score = ASearcherReward()(task, Outcome(transcript.response, answer, turns))
+    return Grade(score, answer, "no_answer" if answer is None else "ok", {"turns": len(turns)})
+
+
+def _by_judge(transcript: Transcript, judge: Judge, bare: bool) -> Grade:
+    answer = transcript.response.strip() if bare else _last_answer(transcript.response)
+    if answer is None:
+        return Grade(0.0, None, "no_answer", {})
+    verdict = judge.verdict(transcript.question or "", transcript.golds, answer)
+    if verdict in ("unjudged", "failed"):
+        status = "unjudged" if verdict == "unjudged" else "error"
+        return Grade(None, answer, status, {"verdict": verdict})
+    return Grade(float(verdict == "correct"), answer, "ok", {"verdict": verdict})
+
+
 def _last_answer(response: str) -> str | None:
     """The stripped content of the last complete answer element; None without one.
 
@@ -168,10 +237,12 @@ def _by_rule(transcript: Transcript, rule: _Rule, scores: FormatScores) -> Grade
     return Grade(judged.score, judged.extracted, status, judged.detail)
 
 
-def _transcripts(path: Path) -> Iterator[Transcript]:
+def _transcripts(path: Path, asked: bool) -> Iterator[Transcript]:
     empty = True
     for place, row in read_rows(path):
         empty = False
+        if asked and "question" not in row:
+            raise DataError(f"{place}: field 'question' is missing")
         yield _transcript(place, row)
     if empty:
         raise DataError(f"{path}: holds no transcripts")
@@ -190,6 +261,8 @@ def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
         prompt=_field(place, {"prompt": "", **row}, "prompt", "a string", str),
         response=_field(place, row, "response", "a string", str),
         gold=gold if isinstance(gold, str) else tuple(gold),
+        question=_field(place, row, "question", "a string", str) if "question" in row else None,
+        metadata={name: row[name] for name in ("aug_answers", "unanswerable") if name in row},
     )
 
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,7 @@ import pytest
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.evals.grade import KINDS, GradeOptions, grade_file
+from tests.net.servers import answer, serving
 
 ROW = {"id": "a", "response": "<think>x</think> <answer> The Oak </answer>", "gold": "oak"}
 
@@ -73,7 +75,7 @@ def test_the_format_scores_reach_their_rules(tmp_path: Path) -> None:
     wrong = {"id": "a", "response": "<answer>fir</answer>" * 2, "gold": "oak"}
     options = GradeOptions(final_format_score=0.1, format_score=0.05)
     scores = {
-        kind: graded(tmp_path, kind, wrong, options=options)[0]["score"] for kind in KINDS[3:]
+        kind: graded(tmp_path, kind, wrong, options=options)[0]["score"] for kind in KINDS[3:7]
     }
     assert scores == {
         "search_r1_em": 0.05,
@@ -81,6 +83,47 @@ def test_the_format_scores_reach_their_rules(tmp_path: Path) -> None:
         "tree_grpo_f1": 0.0,
         "verl_search_r1_em": 0.05,
     }
+
+
+def test_asearcher_s_reward_of_the_turns_between_observations(tmp_path: Path) -> None:
+    seen = "<search>oak</search>\n<information>\nThe assistant <answer>no\n</information>\n"
+    right = {**ROW, "response": f"{seen}<think>x</think> <answer>Oak</answer>"}
+    rows = [
+        right,
+        {**right, "gold": "fir", "aug_answers": ["oak"]},
+        {**right, "response": "<search>a</search>" + right["response"]},
+        {**right, "response": seen},
+        {**right, "response": "<answer>invalid</answer>", "gold": "invalid oak", "unanswerable": 1},
+    ]
+    found = graded(tmp_path, "asearcher", *rows)
+    assert [row["score"] for row in found] == pytest.approx([1.0, 0.3, 0.0, 0.0, 2 / 3])
+    assert [row["status"] for row in found] == ["ok", "ok", "ok", "no_answer", "ok"]
+    assert found[0]["detail"] == {"turns": 2}
+
+
+def test_a_judge_s_verdicts_are_scores_and_what_has_none_is_told_apart(tmp_path: Path) -> None:
+    def judged(before: int, request: Any) -> Any:
+        (case,) = [m["content"] for m in request.json()["messages"] if "accepted" in m["content"]]
+        given = json.loads(case[case.index("\n{") :])["given_answer"]
+        verdict = {"oak": "correct", "fir": "incorrect"}.get(given)
+        content = json.dumps({"verdict": verdict}) if verdict else "who knows"
+        return answer({"choices": [{"message": {"role": "assistant", "content": content}}]})
+
+    rows = [
+        {"id": n, "question": "which?", "gold": "oak", "response": f"<answer>{said}</answer>"}
+        for n, said in enumerate(["oak", "fir", "elm"] * 7)
+    ]
+    with serving(judged) as server:
+        options = GradeOptions(judge_url=server.url, judge_model="m")
+        found = graded(tmp_path, "judge", *rows, {**rows[0], "response": "oak"}, options=options)
+        bare = replace(options, bare=True)
+        (alone,) = graded(tmp_path, "judge", {**rows[0], "response": "oak"}, options=bare)
+        with pytest.raises(DataError, match=r"in[.]jsonl:1: field 'question' is missing"):
+            graded(tmp_path, "judge", ROW, options=options)
+    assert [row["id"] for row in found] == [*range(21), 0]
+    assert [row["score"] for row in found] == [1.0, 0.0, None] * 7 + [0.0]
+    assert [row["status"] for row in found] == ["ok", "ok", "unjudged"] * 7 + ["no_answer"]
+    assert (alone["score"], alone["extracted"]) == (1.0, "oak")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +175,9 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     [
         ("em", GradeOptions(format_score=0.1), "--format-score is not a setting of em"),
         ("search_r1_em", GradeOptions(bare=True), "--bare is not a setting of search_r1_em"),
+        ("asearcher", GradeOptions(bare=True), "--bare is not a setting of asearcher"),
+        ("em", GradeOptions(judge_url="http://h"), "--judge-url is not a setting of em"),
+        ("judge", GradeOptions(judge_url="http://h"), "judge needs --judge-url and --judge-model"),
         ("tree_grpo_f1", GradeOptions(structure_score=float("nan")), "--structure-score must be"),
         ("tree_grpo_f1", GradeOptions(retrieval_score=float("inf")), "--retrieval-score must be"),
     ],
