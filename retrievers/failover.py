@@ -3,17 +3,19 @@
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import QuotaError, ToolError
 from graphpo_agent.net.client import HttpService, Limits, classify_json
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.secrets import without_user
 
 __all__ = ["ServerPool", "endpoint"]
+
+T = TypeVar("T")
 
 _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 30.0
@@ -38,7 +40,8 @@ class ServerPool:
 
     A server that gave no usable answer is left alone for 1 s, after each further failure twice as
     long, up to 30 s; then one question tries it. While all rest, the one whose rest ends first is
-    asked. Refusals of the question itself (4xx) go to the caller.
+    asked. What is no such server at all (a wrong address, another program) is left alone in the
+    same way while there are others. Refusals of the question itself (4xx) go to the caller.
 
     Attributes:
         path: what is asked, such as ``/retrieve``.
@@ -47,7 +50,7 @@ class ServerPool:
 
         pool = ServerPool("retriever", ["10.0.0.1:8000", "10.0.0.2:8000"], "/retrieve",
                           deadline_s=120, tries=10, concurrency=16)
-        pool.ask({"queries": ["oak"], "topk": 3, "return_scores": True})
+        pool.ask({"queries": ["oak"], "topk": 3}, lambda value, server: value["result"])
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class ServerPool:
         deadline_s: float,
         tries: int,
         concurrency: int,
+        per_second: float | None = None,
     ) -> None:
         """Set up; nothing is sent.
 
@@ -70,6 +74,7 @@ class ServerPool:
                 has less than half of it, so that a server that hangs leaves time for another.
             tries: of one question, over all servers.
             concurrency: requests under way at once.
+            per_second: requests to all servers, tries included; None: any number.
 
         Raises:
             ToolError: no URL, one that cannot be used, or a limit out of range.
@@ -87,6 +92,7 @@ class ServerPool:
             tries=tries,
             max_backoff_s=_LONGEST_WAIT_S,
             concurrency=concurrency,
+            per_second=per_second,
             max_bytes=_MAX_REPLY_BYTES,
         )
         one_try = replace(limits, deadline_s=deadline_s * _TRY_SHARE, tries=1)
@@ -95,28 +101,42 @@ class ServerPool:
         self._lock = threading.Lock()
         self._next = 0
 
-    def ask(self, body: Any) -> tuple[Any, str]:
-        """The JSON value that a server answered, and the server.
+    def ask(self, body: Any, read: Callable[[Any, str], T]) -> tuple[T, str]:
+        """What a server answered, and the server.
+
+        Args:
+            body: the question.
+            read: takes the JSON value and the server; ToolError where it is no answer.
 
         Raises:
             CallFailed: no server answered in time, or one refused the question.
-            ToolError: an address is wrong.
+            QuotaError: a server is used up.
+            ToolError: all addresses are wrong, or what answers there is something else.
         """
+        wrong: set[str] = set()
         give_up = time.monotonic() + self._patience_s
         for tried in range(1, self._rounds + 1):
             server = self._choose()
             try:
-                value = self._service.call("POST", server.url, body=body).json()
-            except CallFailed as failure:
-                if failure.kind in ("bad_arguments", "no_result"):
+                answer = read(self._service.call("POST", server.url, body=body).json(), server.url)
+            except QuotaError:
+                raise
+            except ToolError as error:
+                wrong.add(server.url)
+                if len(wrong) == len({each.url for each in self._servers}):
                     raise
-                wait_s = self._rest(server, tried)
-                if tried == self._rounds or time.monotonic() + wait_s >= give_up:
+                failure = CallFailed("transient", str(error))
+            except CallFailed as error:
+                if error.kind in ("bad_arguments", "no_result"):
                     raise
-                time.sleep(wait_s)
+                failure = error
             else:
                 self._recover(server)
-                return value, server.url
+                return answer, server.url
+            wait_s = self._rest(server, tried)
+            if tried == self._rounds or time.monotonic() + wait_s >= give_up:
+                raise failure
+            time.sleep(wait_s)
         raise AssertionError("there is at least one try")
 
     def _choose(self) -> _Server:

@@ -13,7 +13,7 @@ r"""Documents and pages from retrieval servers: Search-R1's protocol, and what o
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphpo_agent.errors import ToolError
@@ -47,6 +47,7 @@ class RemoteRetriever:
         deadline_s: float = 120.0,
         tries: int = 30,
         concurrency: int = 16,
+        per_second: float | None = None,
         batch_size: int = 64,
         store: CallStore | None = None,
     ) -> None:
@@ -59,6 +60,7 @@ class RemoteRetriever:
             deadline_s: seconds for one request, tries and waits included.
             tries: of one request; waits grow to 8 s, so that its time is up before 30 of them.
             concurrency: requests under way at once.
+            per_second: requests per second at most; None: any number.
             batch_size: queries in one request. With a store each query has its own request, so
                 that an answer is found again whatever it was asked together with.
             store: recorded answers by query and ``topk``, wherever the servers are: it holds those
@@ -75,6 +77,7 @@ class RemoteRetriever:
             deadline_s=deadline_s,
             tries=tries,
             concurrency=concurrency,
+            per_second=per_second,
         )
         self._concurrency = concurrency
         self._batch_size = 1 if store else batch_size
@@ -97,8 +100,9 @@ class RemoteRetriever:
 
     def _ask(self, batch: Sequence[str], topk: int) -> list[Answer]:
         body = {"queries": batch, "topk": topk, "return_scores": True}
-        elements, server = _result(self._pool, body, len(batch), self._store)
-        return [_answer(element, server, topk) for element in elements]
+        elements, server = _result(self._pool, body, len(batch), self._store, _answer)
+        answers = [_answer(element, server) for element in elements]
+        return [each if isinstance(each, CallFailed) else each[:topk] for each in answers]
 
 
 class RemotePages:
@@ -114,11 +118,18 @@ class RemotePages:
         deadline_s: float = 60.0,
         tries: int = 5,
         concurrency: int = 16,
+        per_second: float | None = None,
         store: CallStore | None = None,
     ) -> None:
         """Set up; the arguments are those of ``RemoteRetriever``."""
         self._pool = ServerPool(
-            "pages", urls, "/access", deadline_s=deadline_s, tries=tries, concurrency=concurrency
+            "pages",
+            urls,
+            "/access",
+            deadline_s=deadline_s,
+            tries=tries,
+            concurrency=concurrency,
+            per_second=per_second,
         )
         self._store = store
 
@@ -129,7 +140,8 @@ class RemotePages:
             CallFailed: it has none (``no_result``), or no server answered.
             ToolError: the server's address is wrong, or what answers there serves no pages.
         """
-        [page], server = _result(self._pool, {"urls": [plain_text(url)]}, 1, self._store)
+        body = {"urls": [plain_text(url)]}
+        [page], server = _result(self._pool, body, 1, self._store, _parse_hit)
         documents = parse_hits([page], server)
         if not documents or not documents[0].contents.strip():
             raise CallFailed("no_result", f"there is no page {url}")
@@ -137,40 +149,47 @@ class RemotePages:
 
 
 def _result(
-    pool: ServerPool, body: dict[str, Any], expected: int, store: CallStore | None
+    pool: ServerPool,
+    body: dict[str, Any],
+    expected: int,
+    store: CallStore | None,
+    check: Callable[[Any, str], object],
 ) -> tuple[list[Any], str]:
     """The ``expected`` elements of ``{"result": [...]}``, and who sent them.
 
+    ``check`` raises ToolError for an element of an unknown shape: then another server is asked.
+
     Raises:
-        ToolError: the answer has another shape.
+        ToolError: all servers' answers have another shape.
     """
 
-    def ask() -> tuple[list[Any], str]:
-        value, server = pool.ask(body)
+    def read(value: Any, server: str) -> list[Any]:
         result = value.get("result") if isinstance(value, dict) else None
         if not isinstance(result, list):
             found = json.dumps(value)[:100]
             raise ToolError(f"{server}: answered no list 'result' but {found}; is it the address?")
         if len(result) != expected:
             raise ToolError(f"{server}: answered {len(result)} results, {expected} were asked for")
-        return result, server
+        for element in result:
+            check(element, server)
+        return result
 
     def ask_to_record() -> bytes:
-        result, server = ask()
+        result, server = pool.ask(body, read)
         for element in result:
             _check_searched(element, server)
         return json.dumps([result, server]).encode()
 
     if store is None:
-        return ask()
+        return pool.ask(body, read)
     key = request_key("POST", pool.path, body=body)
     result, server = json.loads(store.fetch(key, ask_to_record))
     return result, server
 
 
-def _answer(element: Any, server: str, topk: int) -> Answer:
+def _answer(element: Any, server: str) -> Answer:
     try:
-        return parse_hits(element, server)[:topk]
+        return parse_hits(element, server)
     except CallFailed as failure:
         return failure
 
@@ -198,11 +217,14 @@ def parse_hits(element: Any, server: str) -> list[Document]:
         return [] if text in ("", _NOTHING_FOUND) else [_document(text, {}, None)]
     if not isinstance(element, list):
         raise _unknown(element, server)
-    hits = [_parse_hit(hit, server) for hit in element if hit is not None]
+    hits = [_parse_hit(hit, server) for hit in element]
     return [hit for hit in hits if hit is not None]
 
 
 def _parse_hit(hit: Any, server: str) -> Document | None:
+    """The document of one hit or page; None where there is none."""
+    if hit is None:
+        return None
     wrapped = isinstance(hit, dict) and "document" in hit
     fields, score = (hit["document"], hit.get("score")) if wrapped else (hit, None)
     if fields is None:

@@ -3,6 +3,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -243,6 +244,43 @@ def test_a_server_that_fails_is_left_alone_and_the_other_answers():
             assert retriever.search([str(number)], topk=1)[0][0].id == str(number)
     assert len(good.asked) == 10
     assert len(bad.asked) < 5  # at the start, and perhaps once after each rest
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (404, b"nothing here"),
+        (401, b"who are you"),
+        (200, {"detail": "a proxy"}),
+        (200, {"result": [None]}),
+        (200, {"result": [[{"score": 1}]]}),
+        (200, {"result": []}),
+    ],
+)
+def test_what_is_no_retrieval_server_is_left_alone_where_there_is_one(wrong, tmp_path):
+    with canned(lambda asked: wrong) as bad, canned(echo) as good:
+        for store in (None, CallStore(tmp_path / "calls.sqlite")):
+            retriever = RemoteRetriever([bad.url, good.url], store=store)
+            for number in range(4):
+                assert retriever.search([str(number)], topk=1)[0][0].id == str(number)
+        assert bad.asked
+        retriever = RemoteRetriever([bad.url, bad.url.replace("127.0.0.1", "localhost")])
+        with pytest.raises(ToolError):
+            retriever.search(["oak"], topk=1)
+    with canned(lambda asked: wrong) as bad, canned(lambda asked: (500, b"down")) as down:
+        retriever = RemoteRetriever([bad.url, down.url], tries=3)
+        with pytest.raises(CallFailed):  # an outage: the other may come back
+            retriever.search(["oak"], topk=1)
+
+
+def test_requests_are_paced():
+    with canned(echo) as server:
+        retriever = RemoteRetriever(server.url, per_second=10, batch_size=1)
+        started = time.monotonic()
+        retriever.search([str(number) for number in range(5)], topk=1)
+        assert time.monotonic() - started >= 0.4
+    with pytest.raises(ToolError, match="per_second"):
+        RemotePages(server.url, per_second=0)
 
 
 def test_when_all_servers_fail_the_last_failure_is_reported():
