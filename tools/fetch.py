@@ -16,6 +16,7 @@ from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.reply import Reply
 from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
@@ -82,6 +83,7 @@ class WebReader:
         tries: int = 2,
         max_bytes: int = 4 * 2**20,
         per_host: int = 2,
+        per_second: float | None = None,
         extraction_s: float = 10.0,
         extractors: int = 2,
         ca_file: str | None = None,
@@ -102,6 +104,8 @@ class WebReader:
             tries: how often a page is asked for while it fails for a passing reason.
             max_bytes: of a page, decompressed; a longer one is cut there.
             per_host: requests to one host at once; others wait.
+            per_second: pages begun per second at most, which does not count against their
+                ``deadline_s``; None: any number.
             extraction_s: seconds to turn one page into text, then the process is killed.
             extractors: processes that do so.
             ca_file: certificates (PEM) to trust instead of the public ones.
@@ -120,6 +124,9 @@ class WebReader:
             per_host=per_host,
             extractors=extractors,
         )
+        if per_second is not None:
+            check_seconds("web reader", per_second=per_second)
+        self._pace = Pace(per_second)
         self._allowed_ports = frozenset(allowed_ports)
         self._allowed_networks = [_network(text) for text in allowed_networks]
         self._include_links = include_links
@@ -190,6 +197,7 @@ class WebReader:
 
     def _page(self, address: WebAddress) -> tuple[str, str, str]:
         """Final address, title and text, after as many tries as it takes and there may be."""
+        time.sleep(self._pace.wait_s())
         deadline = Deadline(self._deadline_s)
         for tried in range(1, self._tries + 1):
             try:

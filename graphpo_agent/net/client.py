@@ -6,7 +6,6 @@ Addresses that a model chooses need more care (where they lead to); they are not
 import json
 import queue
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import requests
 from graphpo_agent.errors import QuotaError, ToolError
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.reply import Reply, Verdict, classify_json, classify_status
 from graphpo_agent.net.secrets import Redactor, without_user
 from graphpo_agent.net.store import CallStore, request_key
@@ -130,7 +130,7 @@ class HttpService:
         self._sessions: queue.LifoQueue[Session] = queue.LifoQueue()
         for _ in range(self._limits.concurrency):
             self._sessions.put(Session())
-        self._pace = _Pace(self._limits.per_second)
+        self._pace = Pace(self._limits.per_second)
         self._random = random.Random()
 
     def call(
@@ -252,23 +252,6 @@ class HttpService:
     def _backoff_s(self, tried: int, retry_after_s: float) -> float:
         doubled = _FIRST_BACKOFF_S * 2 ** (tried - 1) * self._random.uniform(0.5, 1.0)
         return min(max(doubled, retry_after_s), self._limits.max_backoff_s)
-
-
-class _Pace:
-    """Spaces the starts of requests evenly."""
-
-    def __init__(self, per_second: float | None) -> None:
-        self._interval = 0.0 if per_second is None else 1.0 / per_second
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def wait_s(self) -> float:
-        """Seconds until the turn that is taken by asking."""
-        with self._lock:
-            now = time.monotonic()
-            turn = max(now, self._next)
-            self._next = turn + self._interval
-            return turn - now
 
 
 def _refuse(verdict: Verdict, message: str) -> NoReturn:

@@ -414,6 +414,24 @@ def test_robots_are_fetched_as_carefully_as_pages(site):
     assert failure_of(reader, site.url()) == "bad_arguments"
 
 
+def test_pages_are_paced_without_becoming_late(site):
+    site.page("/oak", OAK)
+    # The last one's turn comes after 2 s.
+    reader = reader_for(site, per_second=2, deadline_s=1.5)
+    texts = []
+    threads = [
+        threading.Thread(target=lambda: texts.append(reader.read(site.url("/oak")).text))
+        for _ in range(5)
+    ]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - started >= 2.0
+    assert texts == ["An oak is a tree."] * 5
+
+
 def test_pages_and_failures_are_recorded(site, tmp_path):
     site.page("/oak", OAK_HTML, HTML)
     site.page("/busy", b"", status=503)
@@ -490,6 +508,7 @@ def test_a_tls_handshake_that_never_ends_meets_the_deadline():
         {"tries": 0},
         {"max_bytes": -1},
         {"per_host": 1.5},
+        {"per_second": 0},
         {"extractors": 0},
         {"extraction_s": float("nan")},
         {"allowed_networks": ["10.0.0.1/8"]},
