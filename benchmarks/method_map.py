@@ -106,7 +106,8 @@ def tune(world: str, tried: Mapping[str, Sequence[Setting]], work: Path) -> dict
     out = work / "tuning" / world
     every = [setting for choices in tried.values() for setting in choices]
     files = [write_setting(out / f"{each.label}.yaml", world, each, work) for each in every]
-    call(["compare", *arguments(world, work), *comparing(files, f"{TUNING_SEED}-{TUNING_SEED}", out)])
+    seeds = f"{TUNING_SEED}-{TUNING_SEED}"
+    call(["compare", *arguments(world, work), *comparing(files, seeds, out)])
     labels = [each.label for each in every]
     found = read_comparison(out, labels, [TUNING_SEED], WORLDS[world].token_budget)
     return {label: found.summary(label, "curve_accuracy").mean for label in labels}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graphpo_agent.data.jsonl import read_rows
 from graphpo_agent.data.tasks import load_demonstrations
-from graphpo_agent.rollout.agent import AgentMemory
+from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.types import Demonstration, Document, PathState, Task
 
 __all__ = ["DemonstratedState", "demonstrated_states", "facts_found"]

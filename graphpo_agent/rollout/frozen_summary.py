@@ -8,7 +8,7 @@ from graphpo_agent.net.chat import without_thinking
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.protocols import ChatModel, Scheduler
-from graphpo_agent.rollout.agent import AgentMemory
+from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.types import Document, Message, PathState, StateDescription
 
 __all__ = ["FrozenSummary", "summary_messages", "written_path"]
