@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -82,9 +82,9 @@ def _check_arguments(path: Any, arguments: Mapping[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
     for name, value in arguments.items():
-        if name in annotations and not _fits(value, annotations[name]):
-            wanted = inspect.formatannotation(annotations[name])
-            raise ConfigError(f"{path}: {name} must be of type {wanted}, found {value!r:.80}")
+        misfit = _misfit(value, annotations[name]) if name in annotations else None
+        if misfit is not None:
+            raise ConfigError(f"{path}: {name} {misfit}, found {value!r:.80}")
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -98,18 +98,23 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: kind for name, kind in found.items() if kind is not inspect.Parameter.empty}
 
 
-def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a value from YAML may be passed; objects that are yet to be built may."""
+def _misfit(value: Any, annotation: Any) -> str | None:
+    """What a value from YAML would have to be; None: it may be passed, as all yet to be built may.
+
+    Bounds are told by an annotation such as ``Annotated[int, Field(ge=1)]``.
+    """
     if _is_to_be_built(value):
-        return True
+        return None
     try:
         adapter = TypeAdapter(annotation, config=_AS_IN_YAML)
         adapter.validate_json(json.dumps(value, default=str))
-    except ValidationError:
-        return False
+    except ValidationError as error:
+        if get_origin(annotation) is not Annotated:
+            return f"must be of type {inspect.formatannotation(annotation)}"
+        return f"is not valid: {error.errors()[0]['msg'].lower()}"
     except (PydanticUserError, SchemaError):  # the annotation says nothing about plain values
-        return True
-    return True
+        return None
+    return None
 
 
 def _is_to_be_built(value: Any) -> bool:

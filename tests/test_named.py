@@ -10,6 +10,8 @@ from graphpo_agent.net.store import CallStore
 from graphpo_agent.rewards.qa import token_f1
 from graphpo_agent.types import Outcome, Task
 
+TOKEN_F1 = {"function": "graphpo_agent.rewards.qa:token_f1"}
+
 
 class Pair:
     def __init__(self, left: Any, right: Any = None) -> None:
@@ -169,3 +171,30 @@ def test_settings_behind_stars_are_arguments_too() -> None:
     check_constructible(spec)
     with pytest.raises(ConfigError, match="tries must be of type int"):
         check_constructible(spec | {"tries": "many"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            {"class": "graphpo_agent.rewards.qa:Binarize", "threshold": 2, "reward": TOKEN_F1},
+            "threshold is not valid: input should be less than or equal to 1, found 2",
+        ),
+        (
+            {"class": "graphpo_agent.rewards.search_r1:SearchR1Reward", "retrieval_score": -1},
+            "retrieval_score is not valid: input should be greater than or equal to 0, found -1",
+        ),
+        (
+            {"class": "graphpo_agent.rewards.tree_grpo:TreeGrpoReward", "call_tag": "act"},
+            "call_tag must be of type",
+        ),
+        (
+            {"class": "tools.search:SearchTool", "topk": 0, "retriever": {"class": "x:Y"}},
+            "topk is not valid: input should be greater than or equal to 1, found 0",
+        ),
+    ],
+)
+def test_bounds_of_values_are_checked_without_building(spec: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_constructible(spec)
+    assert str(error.value).startswith(f"{spec['class']}: {says}")

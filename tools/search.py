@@ -1,7 +1,9 @@
 """The search tool: documents for queries."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
@@ -35,8 +37,8 @@ class SearchTool:
     def __init__(
         self,
         retriever: Retriever,
-        topk: int = 3,
-        max_queries: int = 5,
+        topk: Annotated[int, Field(ge=1)] = 3,
+        max_queries: Annotated[int, Field(ge=1)] = 5,
         blocked_hosts: Sequence[str] = (),
     ) -> None:
         """Search with ``retriever``.

@@ -12,7 +12,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.net.chat import without_thinking
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
-from graphpo_agent.rewards.qa import check_unit
+from graphpo_agent.rewards.qa import Unit, check_unit
 from graphpo_agent.types import Message, Outcome, Task
 
 __all__ = ["Judge", "JudgeVerdict", "judge_messages", "parse_verdict"]
@@ -65,7 +65,7 @@ class Judge:
     """
 
     def __init__(
-        self, chat: ChatModel, *, max_tokens: int = 512, unjudged_reward: float = 0.0
+        self, chat: ChatModel, *, max_tokens: int = 512, unjudged_reward: Unit = 0.0
     ) -> None:
         """Set up; the model is not asked yet.
 

@@ -11,6 +11,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Counting, RewardFn
@@ -18,6 +21,7 @@ from graphpo_agent.types import Outcome, Task
 
 __all__ = [
     "Binarize",
+    "Unit",
     "answer_contains",
     "answer_equals",
     "answer_f1",
@@ -27,6 +31,9 @@ __all__ = [
     "substring_match",
     "token_f1",
 ]
+
+Unit = Annotated[float, Field(ge=0, le=1)]
+"""A share; ``--dry-run`` reads the bounds."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -115,7 +122,7 @@ class Binarize:
         Binarize(token_f1, threshold=0.6)(task, outcome)  # 1.0 for "born 1987" against "1987"
     """
 
-    def __init__(self, reward: RewardFn, threshold: float) -> None:
+    def __init__(self, reward: RewardFn, threshold: Annotated[float, Field(gt=0, le=1)]) -> None:
         """Wrap a reward.
 
         Args:

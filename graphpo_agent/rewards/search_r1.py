@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.rewards.qa import answer_equals, check_unit, normalize_answer
+from graphpo_agent.rewards.qa import Unit, answer_equals, check_unit, normalize_answer
 from graphpo_agent.types import Outcome, Task
 
 __all__ = [
@@ -111,9 +111,9 @@ class SearchR1Reward:
 
     def __init__(
         self,
-        structure_format_score: float = 0.0,
-        final_format_score: float = 0.0,
-        retrieval_score: float = 0.0,
+        structure_format_score: Unit = 0.0,
+        final_format_score: Unit = 0.0,
+        retrieval_score: Unit = 0.0,
         call_tag: CallTag = "search",
     ) -> None:
         """Set the terms; Search-R1's published runs with format terms use 0.2, 0.1 and 0.

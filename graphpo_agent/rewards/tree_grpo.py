@@ -5,7 +5,7 @@ else, web agents among it, by this. ``graphpo_agent.rewards.transcripts`` has th
 a whole transcript instead.
 """
 
-from graphpo_agent.rewards.qa import answer_f1, check_unit
+from graphpo_agent.rewards.qa import Unit, answer_f1, check_unit
 from graphpo_agent.rewards.search_r1 import (
     CallTag,
     check_call_tag,
@@ -36,8 +36,8 @@ class TreeGrpoReward:
 
     def __init__(
         self,
-        structure_format_score: float = 0.0,
-        retrieval_score: float = 0.0,
+        structure_format_score: Unit = 0.0,
+        retrieval_score: Unit = 0.0,
         call_tag: CallTag = "search",
     ) -> None:
         """Set the terms; Tree-GRPO's published runs use 0.2 and 0.
