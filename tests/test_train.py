@@ -227,7 +227,7 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
         ("state={kind: key, function: 'os:getcwd'}", "(state)"),
         ("mode.tools.search.class=tests.worlds:AnyArguments", "no run method"),
         ("mode.tools.search.retriever=books", "retriever must be of type"),
-        ("mode.tools.search.topk=many", "topk must be of type int"),
+        ("mode.tools.search.topk=many", "topk is not valid: input should be a valid integer"),
         ("method.merge_treshold=0.9", "merge_treshold: unknown key"),
         ("method.schedule=[6,0]", "method.schedule.1"),
     ],
