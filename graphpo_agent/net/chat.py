@@ -102,7 +102,7 @@ def without_thinking(reply: str) -> str:
     return "" if rest.lstrip().startswith("<think>") else rest.strip()
 
 
-def bearer(api_key_env: str | None, store: CallStore | None = None) -> dict[str, str]:
+def bearer(api_key_env: str | None, store: CallStore | None) -> dict[str, str]:
     """The header that carries the key of an OpenAI-compatible service; none without a key.
 
     Raises:

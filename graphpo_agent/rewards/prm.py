@@ -75,7 +75,7 @@ class VllmStepScorer:
             limits=Limits(
                 deadline_s=deadline_s, tries=tries, concurrency=concurrency, per_second=per_second
             ),
-            secret_headers=bearer(api_key_env),
+            secret_headers=bearer(api_key_env, store),
             store=store,
             classify=_classify,
         )

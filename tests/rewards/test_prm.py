@@ -125,10 +125,13 @@ def test_a_server_of_another_kind_is_one_clear_line(reply, error, message):
     assert "\n" not in str(caught.value)
 
 
-def test_recorded_scores_need_no_server(tmp_path):
+def test_recorded_scores_need_no_server_and_no_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRM_KEY", "k")
+    settings = {"model": "prm", "api_key_env": "PRM_KEY"}
     with serving(by_length) as server:
         store = CallStore(tmp_path / "calls.sqlite")
-        recorded = VllmStepScorer(server.url, "prm", store=store).score([RESPONSE])
+        recorded = VllmStepScorer(server.url, **settings, store=store).score([RESPONSE])
         url = server.url
+    monkeypatch.delenv("PRM_KEY")
     store = CallStore(tmp_path / "calls.sqlite", "strict")
-    assert VllmStepScorer(url, "prm", store=store).score([RESPONSE]) == recorded
+    assert VllmStepScorer(url, **settings, store=store).score([RESPONSE]) == recorded
