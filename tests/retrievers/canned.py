@@ -70,6 +70,8 @@ def canned(answer: Answer) -> Iterator[Canned]:
     with Canned(answer) as service:
         thread = threading.Thread(target=service.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield service
-        service.shutdown()
-        thread.join()
+        try:
+            yield service
+        finally:
+            service.shutdown()
+            thread.join()

@@ -117,6 +117,7 @@ def test_segments_of_a_real_policy(directory, policy):
         assert ended or len(ids) == 70
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("max_observation_tokens", [60, 90])
 def test_turns_of_a_real_policy(directory, policy, max_observation_tokens):
     tool = AnyShelf({"any": (POISON,)})
