@@ -11,9 +11,6 @@ raw numbers per world and one map of all worlds to ``benchmarks/results/``.
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +20,7 @@ import yaml
 
 from benchmarks.method_prm import train_step_scorer
 from benchmarks.method_settings import METHODS, WORLDS, Setting, settings
+from benchmarks.methods import RESULTS, ROOT, call
 from graphpo_agent.report.compare_page import (
     comparison_record,
     comparison_tables,
@@ -31,9 +29,6 @@ from graphpo_agent.report.compare_page import (
 )
 from graphpo_agent.report.compare_stats import read_comparison
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-GRAPHPO = [sys.executable, "-m", "graphpo_agent.cli"]
 TUNING_SEED = 100
 
 
@@ -156,21 +151,6 @@ def arguments(world: str, work: Path) -> list[str]:
     if world == "hops":
         overrides.append(f"mode.tools.search.retriever.corpus={directory}/corpus.jsonl")
     return [f"configs/toy/{world}.yaml", *overrides]
-
-
-def call(arguments: Sequence[str]) -> None:
-    """Run ``graphpo``; its progress is shown only when it fails."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    done = subprocess.run(
-        [*GRAPHPO, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"graphpo {' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    print(done.stdout.strip().splitlines()[-2:], flush=True)
 
 
 def write_world(world: str, best: Mapping[str, Setting], seeds: int, work: Path) -> None:

@@ -2,38 +2,34 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from graphpo_agent.build_method import check_whole_turns
+from graphpo_agent.build_state import build_state
 from graphpo_agent.config import (
     AgentMode,
     ASearcherDialectConfig,
     BudgetConfig,
-    EmbedderConfig,
-    EncoderEmbedderConfig,
     FrozenSummaryState,
     HermesDialectConfig,
     KeyState,
     LocalEngineConfig,
     ModelConfig,
-    OpenAIEmbedderConfig,
     RunConfig,
     SamplingConfig,
     SearchR1DialectConfig,
     SegmentMode,
     SftConfig,
-    StateConfig,
-    SummaryState,
-    TeiEmbedderConfig,
-    TextState,
     UpdateConfig,
     VerlEngineConfig,
     VllmEngineConfig,
 )
 from graphpo_agent.config_methods import MethodConfig, PrmMethod
+from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
@@ -58,15 +54,11 @@ from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.prefix_pool import PrefixPool
 from graphpo_agent.methods.pros import Pros
 from graphpo_agent.named import callable_of, check_constructible, constructed
-from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.protocols import (
-    ChatModel,
-    Embedder,
     Engine,
     Expander,
     Policy,
     RewardFn,
-    StateDescriber,
     StepScorer,
     Tool,
 )
@@ -75,13 +67,10 @@ from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
 from graphpo_agent.rollout.dialects.base import Dialect
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
-from graphpo_agent.rollout.embed import HashingEmbedder
-from graphpo_agent.rollout.frozen_summary import FrozenSummary
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.rollout.step_scores import StepScoring
-from graphpo_agent.rollout.summarize import KeyDescriber, PolicySummary, TextDescriber
-from graphpo_agent.types import SamplingParams
+from graphpo_agent.types import SamplingParams, Task
 
 __all__ = [
     "build_budget",
@@ -92,8 +81,8 @@ __all__ = [
     "build_prefixes",
     "build_sampling",
     "build_sft_engine",
-    "build_state",
     "build_step_scoring",
+    "build_tasks",
     "check_named",
     "check_precision",
     "compute_options",
@@ -246,6 +235,23 @@ def build_prefixes(method: Method) -> PrefixPool | None:
     return PrefixPool(method.pool) if isinstance(method, Pros) else None
 
 
+def build_tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
+    """A run's training tasks, and those that are held out.
+
+    Raises:
+        ConfigError: a step needs more tasks than there are.
+        DataError: a file holds none, or a row that cannot be used.
+    """
+    tasks = load_tasks(*map(Path, config.tasks.train))
+    if config.train.prompts_per_step > len(tasks):
+        raise ConfigError(
+            f"train.prompts_per_step is {config.train.prompts_per_step}, but "
+            f"{', '.join(config.tasks.train)} has {len(tasks)} tasks"
+        )
+    heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
+    return tasks, heldout[: config.train.eval_tasks]
+
+
 def build_budget(config: BudgetConfig) -> Budget:
     """What each prompt of a training step may cost."""
     return Budget(config.tokens, config.trajectories)
@@ -348,48 +354,3 @@ def _dialect(mode: AgentMode, signatures: Mapping[str, ToolSignature]) -> Dialec
 
 def _reward(reward: str | Mapping[str, Any]) -> RewardFn:
     return callable_of(reward, "task", "outcome")
-
-
-def build_state(state: StateConfig) -> tuple[StateDescriber, Embedder | None]:
-    """What says what a state is, and what embeds it; None where keys are all there is."""
-    embedder = None if isinstance(state, KeyState) else _embedder(state.embedder)
-    return _describer(state), embedder
-
-
-def _describer(state: StateConfig) -> StateDescriber:
-    if isinstance(state, KeyState):
-        return KeyDescriber(callable_of(state.function, "state"))
-    if isinstance(state, SummaryState):
-        return PolicySummary(max_summary_tokens=state.max_summary_tokens)
-    if isinstance(state, FrozenSummaryState):
-        chat = constructed(state.chat)
-        if not isinstance(chat, ChatModel):
-            raise ConfigError(f"state.chat: {state.chat['class']} has no reply method")
-        return FrozenSummary(
-            chat,
-            max_summary_tokens=state.max_summary_tokens,
-            max_characters=state.max_characters,
-        )
-    assert isinstance(state, TextState)
-    return TextDescriber(state.max_characters)
-
-
-def _embedder(config: EmbedderConfig) -> Embedder:
-    if isinstance(config, EncoderEmbedderConfig):
-        from graphpo_agent.encoder import EncoderEmbedder
-
-        return EncoderEmbedder(
-            config.path,
-            pooling=config.pooling,
-            prefix=config.prefix,
-            max_tokens=config.max_tokens,
-            batch_size=config.batch_size,
-            device=config.device,
-        )
-    if isinstance(config, OpenAIEmbedderConfig):
-        return OpenAIEmbedder(
-            config.base_url, config.model, api_key_env=config.api_key_env, prefix=config.prefix
-        )
-    if isinstance(config, TeiEmbedderConfig):
-        return TeiEmbedder(config.url, prefix=config.prefix)
-    return HashingEmbedder(config.dimension)

@@ -12,9 +12,9 @@ from graphpo_agent.build import (
     build_grower,
     build_policy,
     build_sampling,
-    build_state,
 )
 from graphpo_agent.build_method import build_method
+from graphpo_agent.build_state import build_state
 from graphpo_agent.calibration_files import summary, write_calibration
 from graphpo_agent.config import RunConfig, StateConfig
 from graphpo_agent.config_file import load_config, read_yaml

@@ -17,12 +17,12 @@ from graphpo_agent.build import (
     build_prefixes,
     build_sampling,
     build_step_scoring,
+    build_tasks,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.data.stream import TaskStream
-from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.errors import ConfigError, RunError
+from graphpo_agent.errors import RunError
 from graphpo_agent.evals.heldout import Evaluation, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
@@ -97,17 +97,11 @@ def prepare(config: RunConfig) -> Setup:
     Raises:
         ConfigError: a step needs more tasks than there are.
     """
-    tasks = load_tasks(*map(Path, config.tasks.train))
-    if config.train.prompts_per_step > len(tasks):
-        raise ConfigError(
-            f"train.prompts_per_step is {config.train.prompts_per_step}, but "
-            f"{', '.join(config.tasks.train)} has {len(tasks)} tasks"
-        )
+    tasks, heldout = build_tasks(config)
     method = build_method(config.method)
-    heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
     return Setup(
         tasks=tasks,
-        heldout=heldout[: config.train.eval_tasks],
+        heldout=heldout,
         grower=build_grower(config),
         method=method,
         budget=build_budget(config.budget),

@@ -1,7 +1,6 @@
 """A run through verl: what its workers grow graphs with, and its start, logs and end."""
 
 import json
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +14,12 @@ from graphpo_agent.build import (
     build_grower,
     build_sampling,
     build_step_scoring,
+    build_tasks,
     device_of,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config
-from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
@@ -36,7 +35,7 @@ from graphpo_agent.methods.method import Method, training_sample
 from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
-from graphpo_agent.report.run_dir import RunDirectory
+from graphpo_agent.report.run_dir import RunDirectory, write_atomically
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
@@ -162,7 +161,7 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
             'machines with GPUs, else "graphpo-agent[verl-cpu]"'
         )
     if training:
-        _check_tasks(config)
+        build_tasks(config)
     validate(_composed(config, Path(config.output)))
     engine = verl_engine(config)
     gpus = engine.nodes * engine.gpus_per_node
@@ -171,18 +170,6 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
         f"{gpus // engine.tensor_parallel} vLLM servers, {engine.grower_processes} processes that "
         "grow graphs; verl's configuration composes"
     ]
-
-
-def _check_tasks(config: RunConfig) -> None:
-    """Raise ConfigError where a step needs more tasks than there are, DataError for a bad file."""
-    tasks = load_tasks(*map(Path, config.tasks.train))
-    if config.train.prompts_per_step > len(tasks):
-        raise ConfigError(
-            f"train.prompts_per_step is {config.train.prompts_per_step}, but "
-            f"{', '.join(config.tasks.train)} has {len(tasks)} tasks"
-        )
-    if config.tasks.heldout is not None:
-        load_tasks(Path(config.tasks.heldout))
 
 
 def _composed(config: RunConfig, run: Path, resume: bool = False) -> Any:
@@ -286,17 +273,15 @@ def rewind_logs(run: RunDirectory) -> int:
         for line in run.metrics_path.read_text().splitlines()
         if json.loads(line)["step"] <= step
     ]
-    _rewrite(run.metrics_path, kept)
+    write_atomically(run.metrics_path, _lines(kept))
     graphs = [
         line
         for line in run.graphs_path.read_text().splitlines()
         if int(json.loads(line)["id"].partition("/")[0].removeprefix("step-")) <= step
     ]
-    _rewrite(run.graphs_path, graphs)
+    write_atomically(run.graphs_path, _lines(graphs))
     return step
 
 
-def _rewrite(path: Path, lines: list[str]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(f"{line}\n" for line in lines))
-    os.replace(partial, path)
+def _lines(kept: list[str]) -> str:
+    return "".join(f"{line}\n" for line in kept)

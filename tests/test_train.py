@@ -242,16 +242,20 @@ def test_a_mistake_is_one_line_status_2_and_leaves_no_run(
     assert not run.exists()
 
 
+def contents(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 def test_a_run_is_not_overwritten(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents(run)
     capsys.readouterr()
     assert main(["train", *run_arguments(reach, run)]) == 2
     assert "--resume" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert before == contents(run)
 
 
 def test_a_run_that_is_under_way_is_left_alone(
@@ -259,14 +263,14 @@ def test_a_run_that_is_under_way_is_left_alone(
 ) -> None:
     run = tmp_path / "run"
     assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents(run)
     capsys.readouterr()
     with locked(run):
         for again in (["train", *run_arguments(reach, run)], ["train", "--resume", str(run)]):
             assert main(again) == 2
             error = capsys.readouterr().err
             assert error == f"graphpo: {run} is in use: another process trains there\n"
-        assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        assert before == contents(run)
     assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
 
 

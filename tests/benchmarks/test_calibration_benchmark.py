@@ -15,7 +15,7 @@ from benchmarks.calibration_parts.frozen import SUMMARY_TOKENS, Checks, Training
 from benchmarks.calibration_parts.servers import running, running_tei
 from benchmarks.calibration_parts.states import demonstrated_states, facts_found
 from benchmarks.calibration_parts.summarizer import train_summarizer
-from graphpo_agent.build import build_state
+from graphpo_agent.build_state import build_state
 from graphpo_agent.calibrate import load_states
 from graphpo_agent.config import FrozenSummaryState
 from graphpo_agent.encoder import EncoderEmbedder
