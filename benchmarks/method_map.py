@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import yaml
@@ -30,6 +31,8 @@ from graphpo_agent.report.compare_page import (
 from graphpo_agent.report.compare_stats import read_comparison
 
 TUNING_SEED = 100
+_SEEDED = Lock()
+"""Held by the world that uses torch's own random numbers."""
 
 
 def main() -> None:
@@ -92,7 +95,8 @@ def prepare_step_scorer(world: str, work: Path) -> None:
     method = "method={name: grpo, group_size: 8}"
     count = ["--count", "500", "--out", str(graphs)]
     call(["rollout", *arguments(world, work), method, *count])
-    loss = train_step_scorer(directory / "policy", directory / "train.jsonl", graphs, out)
+    with _SEEDED:
+        loss = train_step_scorer(directory / "policy", directory / "train.jsonl", graphs, out)
     print(f"{world}: a process reward model with cross-entropy {loss:.3f}", flush=True)
 
 
