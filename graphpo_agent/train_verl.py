@@ -28,6 +28,7 @@ from graphpo_agent.engines.verl.rows import WeightedRow, weighted_rows
 from graphpo_agent.engines.verl.settings import advantage_terms, verl_engine, verl_settings
 from graphpo_agent.engines.verl.worker import GrownGraph
 from graphpo_agent.errors import ConfigError, RunError
+from graphpo_agent.evals.heldout import leaves
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.grpo import Grpo
@@ -91,12 +92,13 @@ class RunWorker:
             line = graph_to_json(named, credit.classes)
         return GrownGraph(rows.rows, rows.total, metrics | credit_metrics([credit]), line)
 
-    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float]:
-        """One trajectory of a held-out task; one that was stopped early counts as wrong."""
+    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
+        """One trajectory of a held-out task, judged as ``evals.heldout`` does."""
         (rollout,) = self.grower.grow(
             policy, [task], Grpo(group_size=1), self.sampling, (self.seed, "evaluation", number)
         )
-        return _untrained(rollout, self.terms), float(np.nansum(rollout.graph.reward))
+        ((_, reward),) = leaves(rollout, self.grower.outages)
+        return _untrained(rollout, self.terms), reward
 
 
 def make_worker(config: str) -> RunWorker:

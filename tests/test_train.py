@@ -19,8 +19,7 @@ from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.report.run_dir import locked
 from graphpo_agent.rollout.grow import Grower
-from graphpo_agent.types import PathState, Step
-from tests.worlds import run_arguments, start_command
+from tests.worlds import Storm, run_arguments, start_command
 
 METHODS = {
     "graphpo": "method={name: graphpo, schedule: [3, 2], singleton: inherit}",
@@ -289,21 +288,6 @@ def test_rollout_eval_score_and_report(
     lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
     assert len(lines) == 16 and all(line["reward"] in (0.0, 0.5, 1.0) for line in lines)
     assert not (tmp_path / "run").exists()
-
-
-class Storm:
-    """An expander on whose paths a tool meets an outage, where ``met`` says so of the task."""
-
-    def __init__(self, calm: Any, met: Callable[[str], bool]) -> None:
-        self.calm = calm
-        self.met = met
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.calm, name)
-
-    async def expand(self, scheduler: Any, state: PathState, *rest: Any) -> Step:
-        step = await self.calm.expand(scheduler, state, *rest)
-        return replace(step, state=replace(step.state, outages=int(self.met(state.task.id))))
 
 
 def let_it_storm(module: Any, monkeypatch: pytest.MonkeyPatch, met: Callable[[str], bool]) -> None:

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from graphpo_agent.cli import main
 from graphpo_agent.protocols import SteppedResponse
-from graphpo_agent.types import Outcome, Task
+from graphpo_agent.types import Outcome, PathState, Step, Task
 
 ROOT = Path(__file__).parent.parent
 SIZES = ["num_train=24", "num_heldout=8", "num_demonstrations=64"]
@@ -45,6 +47,21 @@ class LengthScorer:
 
     def score(self, responses: list[SteppedResponse]) -> list[list[float]]:
         return [[len(step) % 4 / 3 for step in response.steps] for response in responses]
+
+
+class Storm:
+    """An expander on whose paths a tool meets an outage, where ``met`` says so of the task."""
+
+    def __init__(self, calm: Any, met: Callable[[str], bool]) -> None:
+        self.calm = calm
+        self.met = met
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.calm, name)
+
+    async def expand(self, scheduler: Any, state: PathState, *rest: Any) -> Step:
+        step = await self.calm.expand(scheduler, state, *rest)
+        return replace(step, state=replace(step.state, outages=int(self.met(state.task.id))))
 
 
 class AnyArguments:

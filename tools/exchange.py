@@ -4,8 +4,6 @@ import contextlib
 import http.client
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -13,45 +11,14 @@ from urllib3.exceptions import DecodeError, HTTPError
 from urllib3.response import BaseHTTPResponse
 
 from graphpo_agent.net.alarm import alarm
+from graphpo_agent.net.deadline import Deadline
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.reply import Reply
 from tools.addresses import WebAddress
 
-__all__ = ["Deadline", "exchange", "within"]
+__all__ = ["exchange"]
 
 _CHUNK = 65536
-
-
-class Deadline:
-    """A moment by which everything that one call does has to be over.
-
-    Example: ``Deadline(30.0).left()`` is 30 at first and raises after half a minute.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        """Start the clock."""
-        self._seconds = seconds
-        self._end = time.monotonic() + seconds
-
-    @property
-    def passed(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() >= self._end
-
-    def left(self) -> float:
-        """Seconds left, more than 0.
-
-        Raises:
-            CallFailed: transient: none.
-        """
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise self.missed()
-        return left
-
-    def missed(self) -> CallFailed:
-        """What to raise when the time is up."""
-        return CallFailed("transient", f"no answer within {self._seconds:g} s")
 
 
 class _PinnedHTTP(HTTPConnection):
@@ -117,30 +84,6 @@ def exchange(
         raise deadline.missed()
     names = {name.lower(): value for name, value in response.headers.items()}
     return Reply(response.status, names, body)
-
-
-def within(deadline: Deadline, function: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """What a function that cannot be interrupted returns, unless it takes too long.
-
-    Raises:
-        CallFailed: transient: the time is up; the function goes on in a thread of its own.
-    """
-    outcome: list[Sequence[str] | BaseException] = []
-
-    def work() -> None:
-        try:
-            outcome.append(function())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(deadline.left())
-    if not outcome:
-        raise deadline.missed()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _connect(

@@ -15,13 +15,14 @@ import certifi
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.checks import check_counts, check_seconds
+from graphpo_agent.net.deadline import Deadline, within
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.reply import Reply
 from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
 from tools.addresses import Network, WebAddress, literal_address, parse_address, public_addresses
-from tools.exchange import Deadline, exchange, within
+from tools.exchange import exchange
 from tools.html import clean_text, decode_page
 from tools.html_pool import HtmlPool
 from tools.robots import RobotRules

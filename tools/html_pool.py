@@ -15,8 +15,8 @@ from pathlib import Path
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.alarm import alarm
+from graphpo_agent.net.deadline import Deadline
 from graphpo_agent.net.failures import CallFailed
-from tools.exchange import Deadline
 
 __all__ = ["HtmlPool"]
 

@@ -1,12 +1,17 @@
 """The Python tool: what a program of the policy's prints, run where it can do no harm."""
 
+import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.pace import Pace
+from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import ToolResult
 from tools.sandbox import Limits, Sandbox, SandboxResult
 
@@ -49,8 +54,10 @@ class PythonTool:
         memory_mib: int = 1024,
         max_output_characters: int = 4000,
         concurrency: int = 2,
+        per_second: float | None = None,
         isolation: str = "auto",
         python: str | None = None,
+        store: CallStore | None = None,
     ) -> None:
         """Find an isolation that works here (``tools.sandbox``) and try it.
 
@@ -61,10 +68,13 @@ class PythonTool:
                 middle.
             concurrency: programs at once, over all threads; never more than there are cores,
                 so that no program times out for another's sake.
+            per_second: programs begun per second at most; None: any number.
             isolation: ``auto``, or one that has to be used: ``bubblewrap``, ``namespaces``,
                 ``landlock``; ``none`` runs programs unprotected.
             python: path of the interpreter, e.g. of a virtual environment with the packages
                 that programs may import; default: the interpreter of this process.
+            store: what became of programs, by their text and limits: it holds those of one
+                interpreter, and one that makes no calls needs no isolation. None: none.
 
         Raises:
             ToolError: an argument out of range, an interpreter that does not run, or no
@@ -76,7 +86,12 @@ class PythonTool:
         check_counts(owner, least=64, memory_mib=memory_mib)
         check_counts(owner, least=400, max_output_characters=max_output_characters)
         limits = Limits(deadline_s=deadline_s, memory_bytes=memory_mib * 2**20)
-        self._sandbox = Sandbox(isolation, python, limits)
+        if per_second is not None:
+            check_seconds(owner, per_second=per_second)
+        self._pace = Pace(per_second)
+        self._store = store
+        if store is None or store.asks:
+            self._sandbox = Sandbox(isolation, python, limits)
         self._limits = limits
         self._max_output_characters = max_output_characters
         cores = len(os.sched_getaffinity(0))
@@ -91,6 +106,9 @@ class PythonTool:
 
         A call without code has the failure ``bad_arguments``; a program that this machine could
         not start, ``transient``.
+
+        Raises:
+            ToolError: the store fails, or (``strict``) does not know a program.
         """
         return list(self._workers.map(self._answer, calls))
 
@@ -100,10 +118,22 @@ class PythonTool:
             message = "python needs one argument, code: a program as a string"
             return ToolResult(text=message, failure="bad_arguments")
         try:
-            result = self._sandbox.run(code)
+            result = self._result(code)
         except CallFailed as failure:
             return ToolResult(text=f"python failed: {failure}", failure=failure.kind)
         return ToolResult(text=self._observation(result))
+
+    def _result(self, code: str) -> SandboxResult:
+        """What became of a program, now or when it was recorded."""
+        if self._store is None:
+            return self._run(code)
+        key = request_key("RUN", "python", body={"code": code} | asdict(self._limits))
+        stored = self._store.fetch(key, lambda: json.dumps(asdict(self._run(code))).encode())
+        return SandboxResult(**json.loads(stored))
+
+    def _run(self, code: str) -> SandboxResult:
+        time.sleep(self._pace.wait_s())
+        return self._sandbox.run(code)
 
     def _observation(self, result: SandboxResult) -> str:
         """What was printed, then what went wrong, if anything, then why."""

@@ -1,13 +1,15 @@
 """The search tool: documents for queries."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
-from graphpo_agent.net.checks import check_counts
+from graphpo_agent.net.checks import check_counts, check_seconds
+from graphpo_agent.net.deadline import Deadline, within
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document, Finding, ToolResult
@@ -39,6 +41,7 @@ class SearchTool:
         retriever: Retriever,
         topk: Annotated[int, Field(ge=1)] = 3,
         max_queries: Annotated[int, Field(ge=1)] = 5,
+        deadline_s: float = 300.0,
         blocked_hosts: Sequence[str] = (),
     ) -> None:
         """Search with ``retriever``.
@@ -47,13 +50,15 @@ class SearchTool:
             retriever: finds documents.
             topk: documents of one query, at most.
             max_queries: of one call; WebDancer's trajectories ask up to 5.
+            deadline_s: seconds for all queries of one ``run``, whatever the retriever does; longer
+                than those that a remote one has for each of its requests.
             blocked_hosts: patterns of a ``BlockList``; documents with such a url are left out.
 
         Raises:
-            ToolError: a number that is no whole number of at least 1, ``retriever`` cannot
-                search, or a bad pattern.
+            ToolError: a number out of range, ``retriever`` cannot search, or a bad pattern.
         """
         check_counts("search tool", topk=topk, max_queries=max_queries)
+        check_seconds("search tool", deadline_s=deadline_s)
         if not isinstance(retriever, Retriever):
             raise ToolError(f"search tool: retriever {retriever!r} has no search method")
         self.description = (
@@ -64,13 +69,14 @@ class SearchTool:
         self._retriever = retriever
         self._topk = topk
         self._max_queries = max_queries
+        self._deadline_s = deadline_s
         self._blocked = BlockList(blocked_hosts)
 
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
         """What each query of each call found, in request order; a blank query finds nothing.
 
         A call whose arguments do not fit the schema failed with ``bad_arguments``; one with a query
-        that the retriever could not answer failed as that query did.
+        that the retriever could not answer (in time) failed as that query did.
 
         Raises:
             ToolError: the retriever is misconfigured, or its quota is used up.
@@ -84,7 +90,11 @@ class SearchTool:
 
     def _search(self, queries: Sequence[str]) -> Sequence[Answer]:
         """For each query what it found, blocked documents left out, or why it found nothing."""
-        answers = answers_of(self._retriever, queries, self._topk)
+        search = partial(answers_of, self._retriever, queries, self._topk)
+        try:
+            answers = within(Deadline(self._deadline_s), search)
+        except CallFailed as late:
+            answers = [late] * len(queries)
         return [each if isinstance(each, CallFailed) else self._allowed(each) for each in answers]
 
     def _allowed(self, documents: Sequence[Document]) -> list[Document]:

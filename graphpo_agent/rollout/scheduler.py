@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.workers import Workers
 from graphpo_agent.protocols import Policy, Tool
-from graphpo_agent.rollout.workers import Workers
 from graphpo_agent.types import Completion, SampleRequest, SamplingParams, ToolResult
 
 __all__ = ["PolicyScheduler", "complete"]

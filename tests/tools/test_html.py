@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tools.html_worker
+from graphpo_agent.net.deadline import Deadline
 from graphpo_agent.net.failures import CallFailed
-from tools.exchange import Deadline
 from tools.html import clean_text, decode_page
 from tools.html_pool import HtmlPool
 

@@ -1,8 +1,10 @@
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.store import CallStore
 from graphpo_agent.protocols import Tool
 from graphpo_agent.types import ToolResult
 from tests.tools.sandboxes import WORKING
@@ -138,3 +140,31 @@ def test_arguments_out_of_range_are_told_in_one_line(arguments):
     [name] = arguments
     with pytest.raises(ToolError, match=f"python tool: {name} must be a "):
         PythonTool(**arguments)
+
+
+def test_recorded_programs_repeat_without_a_sandbox(tmp_path):
+    path, draw = tmp_path / "calls.sqlite", "import random; print(random.random())"
+    recording = PythonTool(deadline_s=60.0, isolation=ISOLATION, store=CallStore(path))
+    drawn, late = text(recording, draw), text(recording, "print('x' * 3000)")
+    assert text(recording, draw) == drawn
+    fresh = PythonTool(deadline_s=60.0, isolation=ISOLATION)
+    assert text(fresh, draw) != drawn
+
+    store = CallStore(path, "strict")
+    strict = PythonTool(deadline_s=60.0, python="/no/such/python", store=store)
+    assert text(strict, draw) == drawn and text(strict, "print('x' * 3000)") == late
+    with pytest.raises(ToolError, match="no answer is stored for RUN python"):
+        strict.run([{"code": "print(1)"}])
+    hasty = PythonTool(deadline_s=2.0, store=store)
+    with pytest.raises(ToolError, match="no answer is stored"):  # it might not have ended
+        hasty.run([{"code": draw}])
+
+
+def test_programs_begin_at_a_pace(tmp_path):
+    store = CallStore(tmp_path / "calls.sqlite")
+    tool = PythonTool(deadline_s=60.0, isolation=ISOLATION, per_second=5, store=store)
+    began = time.monotonic()
+    tool.run([{"code": f"print({n})"} for n in range(4)])
+    assert time.monotonic() - began >= 0.6
+    with pytest.raises(ToolError, match="per_second"):
+        PythonTool(isolation=ISOLATION, per_second=0)

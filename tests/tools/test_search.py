@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 
 from graphpo_agent.errors import QuotaError, ToolError
@@ -46,6 +48,32 @@ def test_all_calls_are_one_request_and_equal_queries_are_asked_once():
         ToolResult(findings=(Finding("Oak", (OAK,)),)),
         ToolResult(findings=(Finding("Fir", (FIR,)), Finding("Oak", (OAK,)))),
     ]
+
+
+class HangingRetriever(FixedRetriever):
+    """Answers a query for firs only when the gate opens."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def search(self, queries, topk):
+        assert "Fir" not in queries or self.gate.wait(60)
+        return super().search(queries, topk)
+
+
+def test_a_retriever_that_hangs_fails_the_call_and_no_later_one():
+    retriever = HangingRetriever()
+    tool = SearchTool(retriever, deadline_s=0.2)
+    failed = ToolResult(text="search failed: no answer within 0.2 s", failure="transient")
+    assert tool.run([{"query": "Fir"}, {"query": ""}]) == [
+        failed,
+        ToolResult(findings=(Finding("", ()),)),
+    ]
+    retriever.gate.set()
+    assert SearchTool(retriever, deadline_s=60).run([{"query": "Fir"}])[0].documents == (FIR,)
+    with pytest.raises(ToolError, match="search tool: deadline_s must be a number above 0"):
+        SearchTool(retriever, deadline_s=0)
 
 
 @pytest.mark.parametrize("name", ["query", "queries", "query_list"])

@@ -88,7 +88,7 @@ def step_metrics(notes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _name(name: str) -> str:
     if name.startswith(_ACCURACY):
         return "eval/accuracy"
-    own = ("reward/", "rollout/", "tokens/", "budget/", "credit/", "update/")
+    own = ("eval/", "reward/", "rollout/", "tokens/", "budget/", "credit/", "update/")
     return name if name.startswith(own) else _NAMES.get(name, f"verl/{name}")
 
 

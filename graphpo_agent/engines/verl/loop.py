@@ -87,6 +87,7 @@ class _Loop(AgentLoopBase):
         reward: float,
         versions: list[int],
         note: dict[str, Any],
+        verdict: dict[str, Any] | None = None,
     ) -> _Row:
         start = row.prompt_tokens
         numbers = {advantage_field(k): a[start:].tolist() for k, a in enumerate(row.advantages)}
@@ -106,7 +107,7 @@ class _Loop(AgentLoopBase):
             extra_fields={
                 "turn_scores": [],
                 "tool_rewards": [],
-                "reward_extra_info": {},
+                "reward_extra_info": verdict or {},
                 "min_global_steps": min(versions, default=0),
                 "max_global_steps": max(versions, default=0),
                 "graph": note,
@@ -152,19 +153,27 @@ class AnswerLoop(_Loop):
     """Answers a held-out task once."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> _Row:
-        """One trajectory and its reward."""
+        """One trajectory and its reward, and whether it counts.
+
+        What ends a run comes back as a row too: the trainer raises.
+        """
         del sampling_params
         versions: list[int] = []
-        worker = self._worker()
-        policy = self._policy(worker, versions)
-        row, reward = await self.loop.run_in_executor(
-            _THREADS,
-            worker.answer,
-            policy,
-            task_from_line(kwargs["task"]),
-            int(kwargs["session_id"]),
-        )
-        return self._row(row, reward, versions, {})
+        try:
+            worker = self._worker()
+            policy = self._policy(worker, versions)
+            row, reward = await self.loop.run_in_executor(
+                _THREADS,
+                worker.answer,
+                policy,
+                task_from_line(kwargs["task"]),
+                int(kwargs["session_id"]),
+            )
+        except GraphPOError as error:
+            nothing = _nothing(int(self.config.graphpo.terms))
+            return self._row(nothing, 0.0, versions, {}, {"counts": False, "error": str(error)})
+        verdict = {"counts": reward is not None, "error": None}
+        return self._row(row, reward or 0.0, versions, {}, verdict)
 
 
 def _nothing(terms: int) -> WeightedRow:

@@ -202,6 +202,30 @@ class GraphTrainer(PPOTrainerSync):
             self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self._update.rows
         return super()._update_actor(batch, metrics)
 
+    def _val_metrics_update(
+        self,
+        data_sources: list[Any],
+        sample_uids: list[Any],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[Any],
+        **others: Any,
+    ) -> dict[str, float]:
+        """Leave the answers that do not count out of the accuracy, and say how many they are."""
+        infos = dict(reward_extra_infos_dict)
+        for error in filter(None, infos.pop("error")):
+            raise RunError(error)
+        counting = [i for i, counts in enumerate(infos.pop("counts")) if counts]
+        left_out = {"eval/outages": float(len(data_sources) - len(counting))}
+        if not counting:
+            return left_out
+        return left_out | super()._val_metrics_update(
+            [data_sources[i] for i in counting],
+            [sample_uids[i] for i in counting],
+            {name: [values[i] for i in counting] for name, values in infos.items()},
+            [sample_turns[i] for i in counting],
+            **others,
+        )
+
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *others: Any, **named: Any
     ) -> None:

@@ -52,8 +52,8 @@ class GraphWorker(Protocol):
         """The graph of one task of a training step."""
         ...
 
-    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float]:
-        """One trajectory of a held-out task, and its reward."""
+    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
+        """One trajectory of a held-out task, and its reward; None: it does not count."""
         ...
 
 

@@ -38,3 +38,23 @@ def test_a_step_in_which_a_prompt_brought_no_graph_ends_the_run() -> None:
     GraphTrainer._check_complete(step, ["a", "b", "b", "c"])
     with pytest.raises(RunError, match="step 2: 1 prompts brought no graph"):
         GraphTrainer._check_complete(step, ["a", "b", "b"])
+
+
+def test_answers_that_do_not_count_are_left_out_of_the_accuracy() -> None:
+    from graphpo_agent.engines.verl.trainer import GraphTrainer
+
+    trainer = GraphTrainer.__new__(GraphTrainer)
+
+    def metrics(counts: list[bool], errors: list[str | None]) -> dict[str, float]:
+        infos: dict[str, list[Any]] = {"reward": [1.0, 0.0, 0.0]}
+        infos |= {"counts": counts, "error": errors}
+        return trainer._val_metrics_update(["heldout"] * 3, ["a", "b", "c"], infos, [0, 0, 0])
+
+    accuracy = "val-core/heldout/reward/mean@1"
+    all_count = metrics([True, True, True], [None] * 3)
+    assert all_count[accuracy] == pytest.approx(1 / 3) and all_count["eval/outages"] == 0
+    some = metrics([True, False, True], [None] * 3)
+    assert some[accuracy] == 0.5 and some["eval/outages"] == 1
+    assert metrics([False] * 3, [None] * 3) == {"eval/outages": 3}
+    with pytest.raises(RunError, match=r"^the quota is used up$"):
+        metrics([True, False, True], [None, "the quota is used up", None])

@@ -48,6 +48,7 @@ def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert [row["progress"] for row in rows] == [0, 0.5, 1]
     assert 0 <= rows[0]["eval/accuracy"] <= 1 and 0 <= rows[2]["eval/accuracy"] <= 1
+    assert rows[0]["eval/outages"] == rows[2]["eval/outages"] == 0
     for row in rows[1:]:
         assert np.isfinite(row["update/loss"]) and row["update/grad_norm"] > 0
         assert row["update/optimizer_steps"] == 2  # 3 graphs in minibatches of 2

@@ -1,6 +1,7 @@
 """What a rollout worker makes of a task, with the local engine's policy in the servers' place."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from graphpo_agent.engines.verl.worker import task_from_line, task_line
 from graphpo_agent.protocols import Policy
 from graphpo_agent.train_verl import RunWorker, make_worker
 from graphpo_agent.types import Task
-from tests.worlds import run_arguments
+from tests.worlds import Storm, run_arguments
 
 ENGINE = "engine={kind: verl, max_context_tokens: 96}"
 
@@ -87,6 +88,18 @@ def test_answers_are_one_trajectory_each(reach: Path, tmp_path: Path) -> None:
     assert row.token_ids.tolist() == same.token_ids.tolist() != other.token_ids.tolist()
     text = policy.tokenizer.decode(row.token_ids[row.prompt_tokens :].tolist())
     assert reward == len(text) % 3 / 2
+
+
+@pytest.mark.parametrize("outages", ["drop", "score"])
+def test_an_answer_that_met_an_outage_counts_as_set(
+    reach: Path, tmp_path: Path, outages: str
+) -> None:
+    worker, policy, tasks = made(reach, tmp_path, f"outages={outages}")
+    _, calm = worker.answer(policy, tasks[0], 0)
+    storm = Storm(worker.grower.expander, lambda task: task == tasks[0].id)
+    stormy = replace(worker, grower=replace(worker.grower, expander=storm))
+    assert stormy.answer(policy, tasks[0], 0)[1] == (None if outages == "drop" else calm)
+    assert stormy.answer(policy, tasks[1], 0)[1] == worker.answer(policy, tasks[1], 0)[1]
 
 
 def test_a_task_travels_as_it_is() -> None:

@@ -3,7 +3,7 @@
 import threading
 from queue import SimpleQueue
 
-from graphpo_agent.rollout.workers import Workers
+from graphpo_agent.net.workers import Workers
 
 PATIENCE = 30.0
 
