@@ -84,7 +84,7 @@ def _check_arguments(path: Any, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         misfit = _misfit(value, annotations[name]) if name in annotations else None
         if misfit is not None:
-            raise ConfigError(f"{path}: {name} {misfit}, found {value!r:.80}")
+            raise ConfigError(f"{path}: {name} {misfit}")
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -101,7 +101,8 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 def _misfit(value: Any, annotation: Any) -> str | None:
     """What a value from YAML would have to be; None: it may be passed, as all yet to be built may.
 
-    Bounds are told by an annotation such as ``Annotated[int, Field(ge=1)]``.
+    Bounds are told by an annotation such as ``Annotated[int, Field(ge=1)]``, anything else by a
+    validator whose ValueError says what was found.
     """
     if _is_to_be_built(value):
         return None
@@ -109,9 +110,14 @@ def _misfit(value: Any, annotation: Any) -> str | None:
         adapter = TypeAdapter(annotation, config=_AS_IN_YAML)
         adapter.validate_json(json.dumps(value, default=str))
     except ValidationError as error:
+        found = f", found {value!r:.80}"
         if get_origin(annotation) is not Annotated:
-            return f"must be of type {inspect.formatannotation(annotation)}"
-        return f"is not valid: {error.errors()[0]['msg'].lower()}"
+            return f"must be of type {inspect.formatannotation(annotation)}{found}"
+        [first, *_] = error.errors()
+        told = first.get("ctx", {}).get("error")
+        if told is not None:
+            return f"is not valid: {told}"
+        return f"is not valid: {first['msg'].lower()}{found}"
     except (PydanticUserError, SchemaError):  # the annotation says nothing about plain values
         return None
     return None

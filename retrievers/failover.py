@@ -3,17 +3,20 @@
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
 
 from graphpo_agent.errors import QuotaError, ToolError
 from graphpo_agent.net.client import HttpService, Limits, classify_json
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.secrets import without_user
 
-__all__ = ["ServerPool", "endpoint"]
+__all__ = ["ServerPool", "ServerUrls", "endpoint"]
 
 T = TypeVar("T")
 
@@ -35,13 +38,27 @@ class _Server:
     rests_until: float = 0.0
 
 
+def _checked(urls: str | Sequence[str]) -> str | Sequence[str]:
+    for url in [urls] if isinstance(urls, str) else urls:
+        try:
+            endpoint("server", url, "/")
+        except ToolError as error:
+            raise ValueError(str(error)) from None
+    return urls
+
+
+ServerUrls = Annotated[str | Sequence[str], AfterValidator(_checked)]
+"""One or several addresses; a dry run checks their form."""
+
+
 class ServerPool:
     """Servers that answer ``POST`` with JSON, asked in turn; threads share it.
 
     A server that gave no usable answer is left alone for 1 s, after each further failure twice as
     long, up to 30 s; then one question tries it. While all rest, the one whose rest ends first is
     asked. What is no such server at all (a wrong address, another program) is left alone in the
-    same way while there are others. Refusals of the question itself (4xx) go to the caller.
+    same way while there are others, with a warning. Refusals of the question itself (4xx) go to
+    the caller.
 
     Attributes:
         path: what is asked, such as ``/retrieve``.
@@ -125,6 +142,7 @@ class ServerPool:
                 wrong.add(server.url)
                 if len(wrong) == len({each.url for each in self._servers}):
                     raise
+                warnings.warn(f"{error}; asking the others", stacklevel=2)  # shown once
                 failure = CallFailed("transient", str(error))
             except CallFailed as error:
                 if error.kind in ("bad_arguments", "no_result"):

@@ -22,7 +22,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
 from retrievers.corpus import plain_text
-from retrievers.failover import ServerPool
+from retrievers.failover import ServerPool, ServerUrls
 from retrievers.together import Answer, search_batches, settle
 
 __all__ = ["RemotePages", "RemoteRetriever", "parse_hits"]
@@ -42,7 +42,7 @@ class RemoteRetriever:
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: ServerUrls,
         *,
         deadline_s: float = 120.0,
         tries: int = 30,
@@ -113,7 +113,7 @@ class RemotePages:
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: ServerUrls,
         *,
         deadline_s: float = 60.0,
         tries: int = 5,

@@ -83,6 +83,14 @@ def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:
             "store must be of type .*CallStore | None, found 'calls.sqlite'",
         ),
         (
+            {"class": "retrievers.remote:RemoteRetriever", "urls": ["h:1", "http://u:secret@h"]},
+            r"urls is not valid: server: 'http://\*\*\*@h' is no address; write http://HOST:PORT$",
+        ),
+        (
+            {"class": "retrievers.remote:RemotePages", "urls": "ftp://host/access"},
+            "urls is not valid: server: 'ftp://host/access' is no address",
+        ),
+        (
             {"class": "retrievers.web:SerperSearch", "blocked_hosts": "a.org"},
             "blocked_hosts must be of type",
         ),

@@ -208,7 +208,7 @@ class GraphTrainer(PPOTrainerSync):
         sample_uids: list[Any],
         reward_extra_infos_dict: dict[str, list[Any]],
         sample_turns: list[Any],
-        **others: Any,
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
         """Leave the answers that do not count out of the accuracy, and say how many they are."""
         infos = dict(reward_extra_infos_dict)
@@ -223,7 +223,7 @@ class GraphTrainer(PPOTrainerSync):
             [sample_uids[i] for i in counting],
             {name: [values[i] for i in counting] for name, values in infos.items()},
             [sample_turns[i] for i in counting],
-            **others,
+            expected_acc_counts,
         )
 
     def _compute_metrics(
