@@ -261,7 +261,7 @@ def test_what_is_no_retrieval_server_is_left_alone_where_there_is_one(wrong, tmp
     with canned(lambda asked: wrong) as bad, canned(echo) as good:
         for store in (None, CallStore(tmp_path / "calls.sqlite")):
             retriever = RemoteRetriever([bad.url, good.url], store=store)
-            with pytest.warns(UserWarning, match=f"^{bad.url}.*; asking the others"):
+            with pytest.warns(UserWarning, match=f"{bad.url}.*; asking the others"):
                 found = [retriever.search([str(number)], topk=1) for number in range(4)]
             assert [hits[0].id for [hits] in found] == ["0", "1", "2", "3"]
         assert bad.asked
