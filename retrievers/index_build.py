@@ -1,6 +1,5 @@
 """How an index comes to be: beside its place, by one process, going on where it was stopped."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.directory_lock import directory_lock
 from graphpo_agent.errors import DataError, ToolError
 from retrievers.corpus import Corpus
 from retrievers.progress import say
@@ -83,7 +83,8 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
     home = _home(directory)
     resumes = ""
     try:
-        with _locked(home, directory):
+        busy = ToolError(f"{directory}: another process is building it; wait for it")
+        with directory_lock(home, busy, inherit=True):
             build = Build(home, source)
             try:
                 yield build
@@ -170,21 +171,6 @@ def _remove_entries(directory: Path) -> None:
     (directory / _CHECKPOINT_FILE).unlink(missing_ok=True)
     for entry in directory.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-@contextmanager
-def _locked(home: Path, directory: Path) -> Iterator[None]:
-    """Make the build directory and hold it; the system lets go of it when the process dies."""
-    home.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(home, os.O_RDONLY)
-    os.set_inheritable(descriptor, True)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ToolError(f"{directory}: another process is building it; wait for it") from error
-    finally:
-        os.close(descriptor)
 
 
 def _replace(directory: Path, new: Path) -> None:

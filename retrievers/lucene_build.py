@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from graphpo_agent.errors import ToolError
 from graphpo_agent.net.checks import check_counts
 from retrievers.corpus import Corpus, read_corpus
 from retrievers.index_build import Build, build_directory, corpus_source, link, refuse_inside
 from retrievers.index_files import finish_index, relative_path
 from retrievers.jvm import java_jar
 from retrievers.lucene import check_holds_lucene
-from retrievers.lucene_process import LuceneProcess
+from retrievers.lucene_process import LuceneProcess, java_failure
 from retrievers.progress import progress, say
 
 __all__ = ["build_lucene", "write_lucene"]
@@ -169,7 +168,8 @@ def _index_rows(
         if found := _ERROR.search(line):
             reason = found[1]
     if counted != num_docs:
-        raise ToolError(f"lucene: {counted:,} of {num_docs:,} documents were indexed ({reason})")
+        text = f"lucene: {counted:,} of {num_docs:,} documents were indexed ({reason})"
+        raise java_failure(text)
     bar.update(first + num_docs - bar.n)
     shutil.rmtree(rows)
 

@@ -4,6 +4,7 @@
 a JSON list a line, and ends with it. What Java says goes to standard output, then how the job went.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -20,11 +21,12 @@ from typing import Any
 from graphpo_agent.errors import ToolError
 from retrievers.jvm import java_exception, start_jvm
 
-__all__ = ["LuceneProcess"]
+__all__ = ["LuceneProcess", "java_failure"]
 
 _DONE = "job done"
 _FAILED = "job failed: "
 _INDEXER = "io.anserini.index.IndexCollection"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LuceneProcess:
@@ -60,6 +62,7 @@ class LuceneProcess:
         """Run Anserini's indexer and give what it says; last, how many documents are there.
 
         Raises:
+            OSError: the disk is full.
             ToolError: Java failed.
         """
         return self._run("index", *arguments)
@@ -68,6 +71,7 @@ class LuceneProcess:
         """One index, of one segment, of all documents of several.
 
         Raises:
+            OSError: the disk is full.
             ToolError: Java failed.
         """
         for _ in self._run("merge", str(out), *map(str, parts)):
@@ -87,10 +91,10 @@ class LuceneProcess:
             if text == _DONE:
                 return
             if text.startswith(_FAILED):
-                raise ToolError(f"lucene: {job[0]} failed ({text.removeprefix(_FAILED)})")
+                raise java_failure(f"lucene: {job[0]} failed ({text.removeprefix(_FAILED)})")
             last = text.strip() or last
             yield text
-        raise ToolError(f"lucene: Java ended with status {process.wait()} ({last})")
+        raise java_failure(f"lucene: Java ended with status {process.wait()} ({last})")
 
     def _started(self) -> "subprocess.Popen[str]":
         """It inherits the lock of the directory that is built: free when both have gone."""
@@ -106,6 +110,12 @@ class LuceneProcess:
             errors="replace",
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
+
+
+def java_failure(text: str) -> OSError | ToolError:
+    """What to raise where Java said ``text``: the disk's own error where that is the reason."""
+    full = next((code for code in _FULL if os.strerror(code) in text), None)
+    return ToolError(text) if full is None else OSError(full, os.strerror(full))
 
 
 def _main(heap: str) -> None:

@@ -4,7 +4,6 @@
 ``checkpoints/step-000010/`` and ``report.html``.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -13,12 +12,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.directory_lock import directory_lock
 from graphpo_agent.errors import RunError
 
 __all__ = [
@@ -169,19 +169,13 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         RunError: another process holds it, or it cannot be made.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        held = os.open(directory, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(f"cannot create run directory {directory}: {error.strerror}") from None
-    try:
+    busy = RunError(f"{directory} is in use: another process trains there")
+    with ExitStack() as stack:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{directory} is in use: another process trains there") from None
+            stack.enter_context(directory_lock(directory, busy))
+        except OSError as error:
+            raise RunError(f"cannot create run directory {directory}: {error.strerror}") from None
         yield
-    finally:
-        os.close(held)
 
 
 def check_output(path: Path) -> None:
