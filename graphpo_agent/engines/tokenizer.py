@@ -7,6 +7,7 @@ characters it consists of; only the chat template writes control tokens.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -46,6 +47,10 @@ def check_model_directory(name: str, required_file: str) -> bool:
     return False
 
 
+_REMEMBERED = 512
+"""Texts, and lists of token ids, whose counterparts are remembered."""
+
+
 class HfTokenizer:
     """A ``graphpo_agent.protocols.Tokenizer`` around a Hugging Face tokenizer.
 
@@ -77,6 +82,9 @@ class HfTokenizer:
         self._control_ids = frozenset(self._control.values()) - {cast(int, tokenizer.unk_token_id)}
         opening = cast(list[int], tokenizer("")["input_ids"])
         self._turn_breaks: dict[str, TurnBreak] = {}
+        # Paths of one graph see the same observations and begin with the same turns.
+        self._ids_of = lru_cache(_REMEMBERED)(self._encode_plain)
+        self._text_of = lru_cache(_REMEMBERED)(self._decode)
         self._bos = [i for i in opening if i == tokenizer.bos_token_id]
 
     @classmethod
@@ -99,19 +107,15 @@ class HfTokenizer:
         Half of a surrogate pair, which JSON can hold but no token, becomes ``?``.
         """
         text = text.encode(errors="replace").decode()
-        token_ids = self._encode_plain(text)
+        token_ids = self._ids_of(text)
         if self._control_ids.isdisjoint(token_ids):
-            return token_ids
+            return list(token_ids)
         # The spelling is also an ordinary vocabulary entry: cut it after its first character.
         return [i for piece in self._broken_spellings(text) for i in self._encode_plain(piece)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids without control tokens; added tags such as ``<search>`` are text."""
-        text = self.hf.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+        return self._text_of(tuple(token_ids))
 
     def render(self, prompt: Prompt) -> list[int]:
         """Token ids of a conversation, up to where the policy answers, or of a plain text.
@@ -176,9 +180,16 @@ class HfTokenizer:
         assert isinstance(text, str)
         return text
 
-    def _encode_plain(self, text: str) -> list[int]:
+    def _encode_plain(self, text: str) -> tuple[int, ...]:
         encoded = self.hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return cast(list[int], encoded["input_ids"])
+        return tuple(cast(list[int], encoded["input_ids"]))
+
+    def _decode(self, token_ids: tuple[int, ...]) -> str:
+        text = self.hf.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
 
     def _broken_spellings(self, text: str) -> Iterator[str]:
         start = 0
