@@ -3,9 +3,19 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2MoeConfig,
+)
 
 from graphpo_agent.engines.local.model import check_vocabulary, context_limit, load_model
+from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ModelError
+from graphpo_agent.rollout.scheduler import complete
+from graphpo_agent.types import SampleRequest, SamplingParams
 
 
 @pytest.fixture
@@ -66,6 +76,60 @@ def test_a_sliding_window_bounds_the_context(make_model):
     assert context_limit(config) == 64
 
 
+def test_a_window_that_is_switched_off_bounds_nothing():
+    assert context_limit(Qwen2MoeConfig(max_position_embeddings=96)) == 96
+    on = Qwen2MoeConfig(max_position_embeddings=96, sliding_window=16, use_sliding_window=True)
+    assert context_limit(on) == 16
+
+
+def long_rope(original):
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": original,
+    }
+
+
+def test_positions_that_change_with_the_longest_context_bound_it(tokenizer):
+    config = Phi3Config(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        original_max_position_embeddings=24,
+        rope_parameters=long_rope(24),
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = Phi3ForCausalLM(config).eval()
+    policy = LocalPolicy(model, tokenizer)
+    prompts = [[5, 6, 7], list(range(10, 22))]
+    requests = [SampleRequest(policy.open(prompt), 0, 100) for prompt in prompts]
+    for prompt, completion in zip(
+        prompts, complete(policy, requests, SamplingParams()), strict=True
+    ):
+        tokens = list(completion.token_ids)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0]
+        rows = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+        expected = logits.log_softmax(-1)[rows, tokens]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
+    assert context_limit(config) == 24
+
+
+def test_each_kind_of_layer_may_turn_its_positions_its_own_way(make_model):
+    config = make_model(limit=100).config
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    config.rope_parameters = {"full_attention": long_rope(40), "sliding_attention": plain}
+    assert context_limit(config) == 40
+
+
 def test_layers_that_are_not_attention_are_refused(make_model):
     config = make_model().config
     config.layer_types = ["full_attention", "linear_attention"]
@@ -84,3 +148,25 @@ def test_a_local_directory_never_reaches_for_the_network(model_dir, tokenizer_di
 
     load_model(str(model_dir))
     assert HfTokenizer.load(str(model_dir)).eos_ids == {2}
+
+
+def test_values_of_another_size_than_keys_are_one_line(tokenizer):
+    config = DeepseekV3Config(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        first_k_dense_replace=1,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        max_position_embeddings=64,
+    )
+    model = DeepseekV3ForCausalLM(config).eval()
+    with pytest.raises(ModelError, match="keys of size 12 with values of size 8") as caught:
+        LocalPolicy(model, tokenizer)
+    assert "\n" not in str(caught.value)

@@ -3,7 +3,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPTJConfig, GPTJForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
@@ -263,6 +270,7 @@ def test_a_model_that_reshapes_its_logits_is_refused(make_model):
     [
         (GPTJConfig, GPTJForCausalLM, {"rotary_dim": 4}, "attention interface"),
         (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8}, "softcap"),
+        (StableLmConfig, StableLmForCausalLM, {}, "hand arguments on"),
     ],
 )
 def test_models_whose_attention_is_not_plain_are_refused(config, model, extra, message):

@@ -9,7 +9,7 @@ dimension, N tokens of a row.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,8 +25,11 @@ __all__ = [
     "check_plain",
     "folded_attention",
     "grouped_attention",
+    "handed_on",
     "no_mask",
 ]
+
+T = TypeVar("T")
 
 AttentionName = Literal["graphpo_cached", "graphpo_flat", "graphpo_flex"]
 
@@ -46,7 +49,7 @@ def cached_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    cached_pass: CachedAttention,
+    cached_pass: CachedAttention | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a sampler's pass to the keys and values computed before.
@@ -65,12 +68,12 @@ def cached_attention(
         [1, N, H, D] and None (no attention weights).
 
     Raises:
-        ModelError: the layer is more than softmax attention.
+        ModelError: the layer is more than softmax attention, or no pass reaches it.
     """
     check_plain(extras)
     # Under autocast rotary embeddings give float32, and the cache holds one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    return cached_pass.attend(query, key, value, scaling), None
+    return handed_on(cached_pass).attend(query, key, value, scaling), None
 
 
 def grouped_attention(
@@ -134,6 +137,20 @@ def check_plain(extras: Mapping[str, Any]) -> None:
             raise ModelError(
                 f"attention with {name} is not supported; use a model with plain attention"
             )
+
+
+def handed_on(argument: T | None) -> T:
+    """What the model's call was given for its attention.
+
+    Raises:
+        ModelError: nothing came through; the layers in between drop arguments they do not know.
+    """
+    if argument is None:
+        raise ModelError(
+            "the model's layers do not hand arguments on to transformers' attention interface; "
+            "use another model family"
+        )
+    return argument
 
 
 def no_mask(*_: Any, **__: Any) -> None:

@@ -117,10 +117,17 @@ class CachedPass:
 class _Probe:
     """Sees what one token's keys look like in every layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
         self.keys: list[Tensor] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        if key.shape != value.shape:
+            raise ModelError(
+                f"model {self._model.name_or_path} ({type(self._model).__name__}): keys of size "
+                f"{key.shape[-1]} with values of size {value.shape[-1]} are not supported; use "
+                "another model family"
+            )
         self.keys.append(key)
         return query.transpose(1, 2)
 
@@ -130,10 +137,10 @@ def kv_shape(model: PreTrainedModel) -> KVShape:
     """What a token's keys and values are made of, found by computing one.
 
     Raises:
-        ModelError: the layers differ in it.
+        ModelError: the layers differ in it, or keys and values do.
     """
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    probe = _Probe()
+    probe = _Probe(model)
     with attention(model, "graphpo_cached"):
         model.base_model(
             input_ids=token,

@@ -27,6 +27,7 @@ from graphpo_agent.engines.local.attention import (
     AttentionName,
     check_plain,
     grouped_attention,
+    handed_on,
     no_mask,
 )
 from graphpo_agent.engines.local.packing import IntArray, PackedBatch
@@ -107,7 +108,7 @@ def gathered_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    flat_layout: GatheredLayout,
+    flat_layout: GatheredLayout | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attention of every piece of a flat row to the gathered tokens of its path and to itself.
@@ -126,9 +127,10 @@ def gathered_attention(
         [1, N, H, D] and None (no attention weights).
 
     Raises:
-        ModelError: the layer is more than softmax attention.
+        ModelError: the layer is more than softmax attention, or no layout reaches it.
     """
     check_plain(extras)
+    flat_layout = handed_on(flat_layout)
     # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
     queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     shapes = flat_layout.shapes
@@ -152,11 +154,12 @@ def block_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    flat_layout: FlexLayout,
+    flat_layout: FlexLayout | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a whole flat row through its block mask; arguments as above."""
     check_plain(extras)
+    flat_layout = handed_on(flat_layout)
     query, key = query.to(value.dtype), key.to(value.dtype)
     if query.device.type == "cuda":
         out = _compiled_flex_attention()(

@@ -105,7 +105,9 @@ def output_head(model: PreTrainedModel) -> nn.Linear:
 def context_limit(config: PretrainedConfig) -> int:
     """The longest context, in tokens, in which every layer attends to every earlier token.
 
-    A layer with a sliding window does so up to the window's length.
+    A layer with a sliding window does so up to the window's length. LongRoPE turns all positions
+    of a pass another way as soon as one of them is beyond the original context, so that what a
+    token gets would depend on what else is computed: its limit is the original context.
 
     Raises:
         ModelError: the config states no maximum, or has layers that are not attention.
@@ -121,9 +123,20 @@ def context_limit(config: PretrainedConfig) -> int:
         raise ModelError(
             f"model {config.name_or_path}: config.json has no max_position_embeddings; add it"
         )
-    limit = int(config.max_position_embeddings)
-    window = values.get("sliding_window")
-    return limit if window is None else min(limit, int(window))
+    limits = [int(config.max_position_embeddings), *_long_rope_limits(values)]
+    window = int(values.get("sliding_window") or 0)  # 0, as Qwen2-MoE has it, is none
+    return min([*limits, window] if window else limits)
+
+
+def _long_rope_limits(values: Mapping[str, Any]) -> list[int]:
+    """The original context of each LongRoPE of a config; there may be one per kind of layer."""
+    own = values.get("rope_parameters") or {}
+    kinds = [own, *(kind for kind in own.values() if isinstance(kind, dict))]
+    return [
+        int(kind["original_max_position_embeddings"])
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    ]
 
 
 def _check_weights(name: str, loading_info: Mapping[str, Any]) -> None:
