@@ -1,6 +1,8 @@
 """Presets of the methods: each is a configuration, and says what the method's own code says."""
 
+import re
 from dataclasses import fields
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,25 @@ def test_a_methods_configuration_has_its_settings_and_their_defaults(name: str) 
         field = configured[setting]
         if not field.is_required() and setting != "whiten":
             assert field.default == default, setting
+
+
+def test_other_prompts_are_drawn_where_the_method_draws_them_whatever_the_run_says() -> None:
+    """kb draws none and a run that says nothing two rounds; DAPO and TreePO's script draw ten."""
+    for preset in PRESETS:
+        name = f"{preset.parent.name}/{preset.stem}"
+        if name.startswith("dapo/") or preset.stem == "as_released":
+            filters = name.startswith("dapo/") or name == "treepo/as_released"
+            drawn = load_config(RunConfig, KB, ["train.max_resample=2", str(preset)]).train
+            assert drawn.max_resample == (10 if filters else 0), name
+
+
+def test_the_documentation_says_of_every_preset_where_it_departs_from_its_paper() -> None:
+    page = (ROOT / "docs/methods.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall("`([^`]*/[^`]*)`", row)]
+    for preset in PRESETS:
+        label = f"{preset.parent.name}/{preset.stem}"
+        assert any(fnmatch(label, name) for name in named), label
 
 
 METHOD_CONFIGS = MethodConfig.__args__[0].__args__
