@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.errors import ConfigError, DataError, GraphError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
 from graphpo_agent.graph.jsonl import read_graphs
@@ -132,7 +132,8 @@ def score_file(
 
     Raises:
         ConfigError: a bad option.
-        GraphError: a malformed line (file and line number in the message).
+        GraphError: a malformed line (file and line number in the message), or a graph without what
+            the method or an option reads.
         DataError: the input cannot be read or the output cannot be written.
     """
     method = scoring_method(method_name, options)
@@ -142,7 +143,10 @@ def score_file(
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
-            file.writelines(_lines(read_graphs(source), method, keep_classes))
+            graphs = read_graphs(source)
+            if options.get("max_probability") is not None:
+                graphs = map(_with_probabilities, graphs)
+            file.writelines(_lines(graphs, method, keep_classes))
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{error.filename or path}: {error.strerror}") from None
@@ -162,6 +166,19 @@ def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -
             credits = whitened(batch, credits)
         for graph, credit in zip(batch, credits, strict=True):
             yield json.dumps(_record(graph, credit, method.name), allow_nan=False) + "\n"
+
+
+def _with_probabilities(graph: RolloutGraph) -> RolloutGraph:
+    """The graph, if the log-probabilities of its trained tokens are all known."""
+    node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+    known = node[graph.loss_mask & ~np.isnan(graph.logprobs)]
+    lacking = np.bincount(known, minlength=graph.num_nodes) < graph.num_trained
+    if lacking.any():
+        raise GraphError(
+            f"graph {graph.id!r}, node {graph.node_ids[lacking.argmax()]}: --max-probability needs "
+            "the log-probabilities of its tokens (field `logprobs`)"
+        )
+    return graph
 
 
 def _batches(graphs: Iterable[RolloutGraph]) -> Iterator[Sequence[RolloutGraph]]:

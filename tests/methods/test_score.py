@@ -208,6 +208,8 @@ def exit_status(arguments: list[str]) -> int:
         (["--method", "treerl", "--select", "many"], "'many' is neither a number nor none"),
         (["--method", "dapo", "--max-length", "9"], "overlong_buffer"),
         (["--method", "prm"], "field `step_score`"),
+        (["--method", "spo_tree", "--max-probability", "0.9"], "field `logprobs`"),
+        (["--method", "spo_chain", "--max-probability", "0.5"], "node 1: --max-probability needs"),
         (["--method", "pros"], "--method grpo"),
     ],
 )
@@ -223,6 +225,25 @@ def test_a_method_is_asked_for_what_it_has_not(
     lines = capsys.readouterr().err.strip().splitlines()
     assert status == 2 and len(lines) == 1 and told in lines[0]
     assert not out.exists()
+
+
+def test_a_mask_leaves_out_what_whitening_counts(tmp_path: Path) -> None:
+    spread = [
+        {"id": 0, "parent": None, "terminal": False},
+        {"id": 1, "parent": 0, "terminal": True, "reward": 1.0, "logprobs": [-2.0, -0.01]},
+        {"id": 2, "parent": 0, "terminal": True, "reward": 0.0, "logprobs": [-2.0]},
+    ]
+    flags = ["--method", "spo_tree", "--whiten", "batch", "--max-probability"]
+    lines = [dict(GRAPH, nodes=spread)]
+    (masked,) = score(tmp_path, *flags, "0.9", lines=lines)
+    assert column(masked, "advantage")[1] == pytest.approx(math.sqrt(0.5))
+    (whole,) = score(tmp_path, *flags, "none", lines=lines)  # of 0.5, 0.5 and -0.5
+    assert column(whole, "advantage")[1] == pytest.approx(1 / math.sqrt(3))
+    # An estimate is not trained, so nobody asks how likely its tokens were.
+    estimate = [*spread, {"id": 3, "parent": 0, "terminal": True, "reward": 0.0, "loss_mask": [0]}]
+    chain = ["--method", "spo_chain", "--max-probability", "0.9"]
+    (scored,) = score(tmp_path, *chain, lines=[dict(GRAPH, nodes=estimate)])
+    assert column(scored, "advantage") == {0: None, 1: 1.0, 2: 0.0, 3: None}
 
 
 @pytest.mark.parametrize(
