@@ -12,15 +12,20 @@ __all__ = ["credit_metrics", "rollout_metrics"]
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What was grown in a step; sums for tokens, means for the rest."""
+    """What was grown in a step; sums for tokens, means for the rest.
+
+    The mean reward is that of the trajectories that are trained: rollouts from the middle of one,
+    which only estimate a value, say little of how often the policy is right.
+    """
     graphs = [rollout.graph for rollout in rollouts]
     rewards = [graph.reward[graph.terminals] for graph in graphs]
+    trained = [graph.reward[graph.terminal & (graph.num_trained > 0)] for graph in graphs]
     terminal_states = [r.states[v] for r in rollouts for v in r.graph.terminals.tolist()]
     edges = sum(graph.num_edges for graph in graphs)
     statuses = Counter(status for rollout in rollouts for status in rollout.statuses[1:])
     generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
     return {
-        "reward/mean": _mean(np.concatenate(rewards)),
+        "reward/mean": _mean(np.concatenate(trained)),
         "reward/mixed_prompts": _mean([len(set(r.tolist())) > 1 for r in rewards]),
         "rollout/response_tokens": _mean([s.response_tokens for s in terminal_states]),
         "rollout/turns": _mean([s.depth for s in terminal_states]),
