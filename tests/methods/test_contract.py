@@ -1,0 +1,127 @@
+"""What every method must keep to: the budget, and how often it trains an edge."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from graphpo_agent.graph.budget import Budget
+from graphpo_agent.graph.samples import to_path_rows
+from graphpo_agent.methods import METHODS
+from graphpo_agent.methods.dapo import Dapo
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.grpo import Grpo
+from graphpo_agent.methods.method import Method, training_sample
+from graphpo_agent.methods.prm import Prm
+from graphpo_agent.methods.pros import Pros
+from graphpo_agent.methods.spo_chain import SpoChain
+from graphpo_agent.methods.spo_tree import SpoTree
+from graphpo_agent.methods.tree import tree
+from graphpo_agent.methods.tree_grpo import TreeGrpo
+from graphpo_agent.methods.treepo import TreePO
+from graphpo_agent.methods.treerl import TreeRL
+from graphpo_agent.methods.treerpo import TreeRpo
+from graphpo_agent.rollout.grow import UNLIMITED, Rollout
+from graphpo_agent.types import SamplingParams
+from tests.rollout.test_grow import NoPolicy, Walk, grower, tasks
+
+EACH_EDGE_ONCE: dict[str, Method] = {
+    "graphpo": GraphPO(schedule=(4, 2, 2, 2)),
+    "waves": GraphPO(schedule=(4, 2), refill="uncertain"),
+    "tree": tree((3, 3)),
+    "spo_tree": SpoTree(schedule=(3, 2), max_probability=None, drop_zero=False),
+    "spo_chain": SpoChain(num_chains=3, rollouts=2, cut_interval=2, cut="edge"),
+    "treerpo": TreeRpo(schedule=(3, 2)),
+}
+TRAJECTORIES: dict[str, Method] = {
+    "grpo": Grpo(4),
+    "dapo": Dapo(4),
+    "treerl": TreeRL(trees=3, rounds=2, fork="edge", select=7),
+    "tree_grpo": TreeGrpo(rounds=2, kept=3),
+    "treepo": TreePO(width=6),
+    "prm": Prm(3),
+    "pros": Pros(4),
+}
+ALL = EACH_EDGE_ONCE | TRAJECTORIES
+
+
+class Tokenizer:
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class Policy(NoPolicy):
+    """The walk's, able to say what a token reads."""
+
+    tokenizer = Tokenizer()
+
+
+def grown(method: Method, budget: Budget = UNLIMITED, truncated: str = "terminal") -> list[Rollout]:
+    one = grower(Walk(), truncated=truncated)
+    return one.grow(Policy(), tasks(4), method, SamplingParams(), (0,), budget)  # type: ignore[arg-type]
+
+
+def test_no_method_is_left_out() -> None:
+    assert set(ALL) - {"waves"} == set(METHODS)
+
+
+@pytest.mark.parametrize("truncated", ["terminal", "early_stopped"])
+@pytest.mark.parametrize("name", ALL)
+def test_every_prompt_costs_the_same_tokens_whatever_the_method(name: str, truncated: str) -> None:
+    for tokens in (1, 7, 20, 100):
+        for rollout in grown(ALL[name], Budget(tokens=tokens), truncated):
+            # Every edge of the walk is one sampled token and two observed ones.
+            assert rollout.graph.num_edges == rollout.ledger.generated_tokens == tokens
+
+
+@pytest.mark.parametrize("truncated", ["terminal", "early_stopped"])
+@pytest.mark.parametrize("name", ALL)
+def test_every_prompt_has_the_same_trajectories_whatever_the_method(
+    name: str, truncated: str
+) -> None:
+    for trajectories in (1, 2, 11, 64):
+        for rollout in grown(ALL[name], Budget(trajectories=trajectories), truncated):
+            assert len(rollout.graph.leaves) == trajectories
+            ends = [rollout.statuses[v] for v in rollout.graph.leaves.tolist()]
+            assert set(ends) <= {"answered", "out_of_turns"}  # none is left open
+
+
+def times_trained(rollout: Rollout, method: Method) -> tuple[Counter[int], Counter[int]]:
+    """How often each node's edge is trained, and how many trained trajectories it lies on.
+
+    Tokens are told apart by numbering them anew.
+    """
+    scores = np.linspace(0, 1, rollout.graph.num_nodes)  # the step scorer's, for prm
+    graph = replace(rollout.graph, step_scores=scores)
+    (credit,) = method.assign_credit([graph], [rollout.classes])
+    graph = replace(graph, token_ids=np.arange(len(graph.token_ids)))
+    trained: Counter[int] = Counter()
+    for row in to_path_rows(training_sample(graph, credit)):
+        places = row.token_ids[row.loss_mask]
+        trained.update((np.searchsorted(graph.offsets, places, side="right") - 1).tolist())
+    rows = [] if credit.rows is None else credit.rows.tolist()
+    assert len(set(rows)) == len(rows)
+    return trained, Counter(v for leaf in rows for v in graph.path(leaf))
+
+
+@pytest.mark.parametrize("name", EACH_EDGE_ONCE)
+def test_no_edge_is_trained_twice(name: str) -> None:
+    method = EACH_EDGE_ONCE[name]
+    for rollout in grown(method):
+        graph = rollout.graph
+        trained, _ = times_trained(rollout, method)
+        sampled = np.flatnonzero(graph.num_trained).tolist()
+        assert trained == Counter(sampled)
+        assert (len(sampled) < graph.num_edges) == (name == "spo_chain")  # its estimates
+
+
+@pytest.mark.parametrize("name", TRAJECTORIES)
+def test_an_edge_is_trained_once_for_every_trained_trajectory_on_it(name: str) -> None:
+    method = TRAJECTORIES[name]
+    shared = 0
+    for rollout in grown(method):
+        trained, trajectories = times_trained(rollout, method)
+        assert trained == trajectories and trained
+        shared += max(trained.values()) > 1
+    assert bool(shared) == (name in ("treerl", "tree_grpo", "treepo"))
