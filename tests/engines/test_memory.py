@@ -24,8 +24,11 @@ from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
+from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.memory import memory_of
+from graphpo_agent.rollout.scheduler import complete
+from graphpo_agent.types import SampleRequest, SamplingParams
 from tests.worlds import run_arguments
 
 GIB = 2**30
@@ -264,3 +267,17 @@ def test_a_containers_limit_is_respected(tmp_path, limit, used, free):
     (tmp_path / "memory.current").write_text(f"{used}\n")
     found = free_memory(torch.device("cpu"), tmp_path)
     assert found == free if free is not None else found > 2**24
+
+
+def test_what_runs_at_once_is_bounded_however_long_the_contexts_get(make_model, tokenizer):
+    model = make_model(limit=1024)
+    limit = 64 * 64 * kv_shape(model).bytes_per_token
+    policy = LocalPolicy(model, tokenizer, limit)
+    held = []
+    for length in (20, 100, 200, 400):
+        context = policy.open([5] * length)
+        requests = [SampleRequest(context, seed, 12) for seed in range(80)]
+        assert len(complete(policy, requests, SamplingParams())) == 80
+        held.append(sum(shelf._rows.nbytes for shelf in policy._shelves.values()))
+    assert max(held) <= limit
+    assert held[0] == limit, "and it is used"

@@ -116,8 +116,9 @@ class Shelf:
         lengths: [rows in use] tokens whose keys and values each row holds.
     """
 
-    def __init__(self, shape: KVShape, capacity: int) -> None:
-        """Args: what a token is made of, and C."""
+    def __init__(self, shape: KVShape, capacity: int, most_rows: int) -> None:
+        """Args: what a token is made of, C, and how many rows are made ahead at most."""
+        self._most_rows = most_rows
         self.members: IntArray = np.empty(0, np.int64)
         self.lengths: IntArray = np.empty(0, np.int64)
         self._rows = torch.zeros(
@@ -168,6 +169,21 @@ class Shelf:
         self.members[holes], self.lengths[holes] = self.members[movers], self.lengths[movers]
         self.members, self.lengths = self.members[:num_kept], self.lengths[:num_kept]
 
+    @property
+    def num_columns(self) -> int:
+        """Tokens for which memory is held, in use or not."""
+        return self._rows.shape[1] * self._rows.shape[3]
+
+    def has_room(self, num_rows: int) -> bool:
+        """Whether so many rows more take no memory."""
+        return len(self.members) + num_rows <= self._rows.shape[1]
+
+    def trim(self) -> None:
+        """Give memory back where less than a quarter of it is in use."""
+        used = len(self.members)
+        if 4 * used < self._rows.shape[1]:
+            self._rows = self._rows[:, :used].clone()
+
     def begin(self) -> None:
         """One token more in every row: where it goes, and what it sees."""
         self.lengths += 1
@@ -208,7 +224,7 @@ class Shelf:
         held = self._rows.shape[1]
         if num_rows > held:
             shape = list(self._rows.shape)
-            shape[1] = max(_FIRST_ROWS, num_rows, 2 * held)
+            shape[1] = max(num_rows, min(self._most_rows, max(_FIRST_ROWS, 2 * held)))
             larger = self._rows.new_zeros(shape)
             larger[:, :held] = self._rows
             self._rows = larger

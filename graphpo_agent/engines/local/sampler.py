@@ -276,12 +276,23 @@ class LocalPolicy:
         places = np.array([self._running.add(one) for one, _ in ready])
         capacities = np.array([_capacity(one) for one, _ in ready])
         for capacity in np.unique(capacities).tolist():
-            if capacity not in self._shelves:
-                self._shelves[capacity] = Shelf(self._shape, capacity)
             members = np.flatnonzero(capacities == capacity)
             prefixes = [self._slots(ready[i][0].node) for i in members]
-            self._shelves[capacity].add(places[members], prefixes, self._pool)
+            shelf = self._shelf_with_room(capacity, len(members))
+            shelf.add(places[members], prefixes, self._pool)
         return places, torch.stack([state for _, state in ready])
+
+    def _shelf_with_room(self, capacity: int, num_rows: int) -> Shelf:
+        """A shelf to add rows to; where memory is short, the others give back what is unused."""
+        if capacity not in self._shelves:
+            self._shelves[capacity] = Shelf(self._shape, capacity, self._max_columns // capacity)
+        shelf = self._shelves[capacity]
+        held = sum(other.num_columns for other in self._shelves.values())
+        if not shelf.has_room(num_rows) and held + num_rows * capacity > self._max_columns:
+            for other in self._shelves.values():
+                if other is not shelf:
+                    other.trim()
+        return shelf
 
     # After the pass: one token more for each
 
