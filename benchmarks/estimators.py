@@ -104,10 +104,11 @@ def open_bench(name: str, work: Path) -> Bench:
     if name == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={work / name / 'index'}")
     config = load_config(RunConfig, comparison.ROOT / f"configs/toy/{name}.yaml", overrides)
-    assert config.method.name == "graphpo"
+    engine = build_engine(config)
+    assert config.method.name == "graphpo" and isinstance(engine, LocalEngine)
     return Bench(
         name,
-        build_engine(config),
+        engine,
         build_grower(config),
         load_tasks(work / name / "heldout.jsonl"),
         config.method.schedule,

@@ -120,7 +120,7 @@ def bare(parent: np.ndarray, key: Sequence[str | None]) -> RolloutGraph:
 def products(graphs: Sequence[RolloutGraph]) -> None:
     for graph in graphs:
         assert graph.embeddings is not None
-        graph.embeddings @ graph.embeddings.T
+        np.dot(graph.embeddings, graph.embeddings.T)
 
 
 def cpu_seconds(call: Callable[[], Any]) -> float:
@@ -275,7 +275,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--graphs", type=int, default=512, help="graphs in the step")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the best counts")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")

@@ -7,8 +7,10 @@ ends. So the end-of-sequence token is made impossible and every length is known.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -83,7 +85,7 @@ def _rule_out(model: PreTrainedModel, never: Sequence[int]) -> None:
     All other embeddings get a common direction, which the residual stream carries to the head;
     those of ``never`` point far into the opposite one.
     """
-    weight = model.get_input_embeddings().weight
+    weight = cast(Tensor, model.get_input_embeddings().weight)
     weight[:, 0] = 0.5
     weight[list(never), 0] = -100.0
 
@@ -94,7 +96,7 @@ def save_model(directory: Path, size: Size, context: int = 1024) -> None:
         questions(8), phrases=[f" {n}" for n in range(size.vocabulary - 400)]
     )
     tokenizer.padding_side = "left"
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    eos, pad = cast(tuple[int, int], (tokenizer.eos_token_id, tokenizer.pad_token_id))
     fitting = replace(size, vocabulary=len(tokenizer))
     model = make_model(fitting, (eos, pad), context)
     model.config.eos_token_id, model.config.pad_token_id = eos, pad

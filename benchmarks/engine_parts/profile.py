@@ -10,7 +10,8 @@ import signal
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,7 +63,7 @@ class StackTimer:
     """
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._last = 0.0
 
     def start(self) -> None:
@@ -124,8 +125,8 @@ class _Console(RunConsole):
         super().__init__()
         self._timer = timer
 
-    def step(self, row: Any) -> None:
-        if row["step"] == 1:
+    def step(self, metrics: Mapping[str, float]) -> None:
+        if metrics["step"] == 1:
             self._timer.start()
 
 
@@ -169,7 +170,7 @@ def run(quick: bool, out: Path, command: str) -> None:
     total = sum(timer.seconds.values())
     rows = [
         {"what": name, "seconds": seconds / (len(steps) - 1), "share": f"{seconds / total:.1%}"}
-        for name, seconds in timer.seconds.most_common()
+        for name, seconds in sorted(timer.seconds.items(), key=lambda each: -each[1])
     ]
     result = {
         "command": command,
@@ -187,7 +188,7 @@ def run(quick: bool, out: Path, command: str) -> None:
     write_result("profile", result, _page(result), out)
 
 
-def _bookkeeping(seconds: Counter[str]) -> float:
+def _bookkeeping(seconds: Mapping[str, float]) -> float:
     kept = sum(value for name, value in seconds.items() if name.startswith("bookkeeping"))
     return kept / sum(seconds.values())
 

@@ -7,11 +7,12 @@ token left out because it predicts nothing, and only the trained positions sent 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.loss import Objective, clipped_objective
@@ -122,7 +123,8 @@ def _loss(
     predictors = torch.from_numpy(line * hidden.shape[1] + np.concatenate(picked) - 1)
     source = np.concatenate([row.source[p] for row, p in zip(rows, picked, strict=True)])
     counted = np.concatenate([row.trained[p] for row, p in zip(rows, picked, strict=True)])
-    logits = model.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, predictors))
+    head = cast(nn.Module, model.get_output_embeddings())
+    logits = head(hidden.flatten(0, 1).index_select(0, predictors))
     targets = torch.from_numpy(data.token_ids[source])
     logprobs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
     tokens = clipped_objective(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -73,9 +73,7 @@ def workload(case: Case) -> Workload:
     )
     describer = KeyDescriber(_last_number) if case.merges else None
     method = (
-        GraphPO(case.schedule)
-        if case.merges
-        else tree(case.schedule, CreditOptions(), "joint", max_tokens=None)
+        GraphPO(case.schedule) if case.merges else tree(case.schedule, CreditOptions(), "joint")
     )
     tasks = [Task(f"q{i}", question, ()) for i, question in enumerate(questions(case.prompts))]
     return Workload(tasks, Grower(expander, _half, describer=describer), method)
@@ -197,10 +195,11 @@ def _generate(
 ) -> tuple[list[list[int]], int]:
     """Transformers' own sampling of one padded batch: the rows and the tokens new in each."""
     longest = max(map(len, prompts))
+    assert model.generation_config is not None
     pad = model.generation_config.pad_token_id
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    out = model.generate(
+    out = cast(Any, model).generate(
         input_ids=ids,
         attention_mask=mask,
         do_sample=True,

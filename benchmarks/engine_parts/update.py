@@ -154,8 +154,10 @@ def compare(case: Case) -> dict[str, Any]:
             limits = {str(n): partial(train_on_rows, model, rows, data, n) for n in ROW_TOKENS}
             limit = _fastest(limits) if small else MAX_TOKENS
             calls[name] = partial(train_on_rows, model, rows, data, limit)
-    if small:
-        calls["paths, all logits"] = partial(calls["paths"], every_position=True)
+            if name == "paths" and small:
+                calls["paths, all logits"] = partial(
+                    train_on_rows, model, rows, data, limit, every_position=True
+                )
     few = random_graphs((2, 1), 8, PROMPT, 1, size.vocabulary)
     packed_pass(model, few, token_data(few))  # what runs first must not pay for loading kernels
     train_on_rows(model, path_rows(few), token_data(few), MAX_TOKENS)

