@@ -128,7 +128,7 @@ def score_file(
         out: replaced by a complete file only.
         method_name: one of ``METHODS``.
         options: its settings.
-        keep_classes: take the classes of graphs whose every node has one.
+        keep_classes: take the classes of graphs whose every node has one; graphpo only.
 
     Raises:
         ConfigError: a bad option.
@@ -137,6 +137,8 @@ def score_file(
         DataError: the input cannot be read or the output cannot be written.
     """
     method = scoring_method(method_name, options)
+    if keep_classes and method_name != "graphpo":
+        raise ConfigError(f"--keep-classes is not a setting of {method_name}, only of graphpo")
     path = Path(out)
     if not path.name or (path.exists() and not path.is_file()):
         raise DataError(f"output {out!r} is not a file")
@@ -189,7 +191,7 @@ def _batches(graphs: Iterable[RolloutGraph]) -> Iterator[Sequence[RolloutGraph]]
 
 def _classes(graphs: Sequence[RolloutGraph], method: Method, keep: bool) -> list[NDArray[np.int64]]:
     """The file's own classes where they are kept and complete, else those found."""
-    given = [graph.given_classes if keep and method.name == "graphpo" else None for graph in graphs]
+    given = [graph.given_classes if keep else None for graph in graphs]
     open_graphs = [graph for graph, own in zip(graphs, given, strict=True) if own is None]
     found = iter(find_classes_many(open_graphs, method.merging))
     return [next(found) if own is None else own for own in given]

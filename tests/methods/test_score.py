@@ -202,6 +202,7 @@ def exit_status(arguments: list[str]) -> int:
     ("flags", "told"),
     [
         (["--method", "grpo", "--pool-weight", "0.5"], "--pool-weight is not a setting of grpo"),
+        (["--method", "tree", "--keep-classes"], "--keep-classes is not a setting of tree, only"),
         (["--method", "tree", "--merge", "similarity"], "--merge similarity is not a setting"),
         (["--method", "spo_tree", "--normalize", "rms"], "use none or std"),
         (["--method", "spo_chain", "--max-probability", "none"], "give a number"),
