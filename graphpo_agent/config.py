@@ -272,7 +272,7 @@ StateConfig = Annotated[
 class SamplingConfig(Strict):
     """How training rollouts draw tokens."""
 
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
