@@ -32,7 +32,8 @@ import numpy as np
 
 from graphpo_agent.graph.credit import CreditOptions, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 SCHEDULE = (2, 5, 4, 2, 2)
 FIRST_LAYERS = (2, 7, 21, 70)  # 293, 1,023, 3,067 and 10,221 nodes with the rest of the schedule

@@ -12,7 +12,8 @@ import numpy as np
 from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.arrays import BoolArray, EmbeddingArray, Float32Array, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import name_classes
-from graphpo_agent.graph.rollout_graph import RolloutGraph, check_reward, default_trees
+from graphpo_agent.graph.new_node import check_reward
+from graphpo_agent.graph.rollout_graph import RolloutGraph, default_trees
 
 __all__ = ["SCHEMA", "parse_graph"]
 

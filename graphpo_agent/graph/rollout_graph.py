@@ -20,50 +20,12 @@ from graphpo_agent.graph.arrays import (
     FloatArray,
     IntArray,
 )
+from graphpo_agent.graph.new_node import NewNode, check_new_node
 from graphpo_agent.types import check_lengths
 
-__all__ = ["NewNode", "RolloutGraph", "check_reward", "default_trees"]
+__all__ = ["RolloutGraph", "default_trees"]
 
 Scalar = TypeVar("Scalar", np.int64, np.bool_, np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class NewNode:
-    """One edge to append and the state it reaches.
-
-    Example, an answer that was right::
-
-        NewNode(parent=3, token_ids=(12, 40), loss_mask=(1, 1), logprobs=(-0.1, -1.2),
-                terminal=True, reward=1.0, key="karo|1987")
-
-    Attributes:
-        parent: position of the state it was generated from.
-        token_ids: the tokens of the edge.
-        loss_mask: 1 on tokens the policy sampled, 0 on observations.
-        logprobs: behaviour log-probabilities (natural logarithm); NaN on observations.
-        terminal: a finished answer; then ``reward`` is its verified reward in [0, 1].
-        reward: None unless terminal.
-        key: the canonical state key, where the environment knows its state.
-        state: the text of the state.
-        embedding: [d] float32, the embedded state.
-        step_score: what a process reward model says of the edge, in [0, 1].
-        tree: number of its tree; None: its parent's, and a new one below the root.
-    """
-
-    parent: int
-    token_ids: Sequence[int]
-    loss_mask: Sequence[int]
-    logprobs: Sequence[float]
-    terminal: bool
-    reward: float | None
-    key: str | None = None
-    state: str | None = None
-    embedding: Float32Array | None = None
-    step_score: float | None = None
-    tree: int | None = None
-
-    def __post_init__(self) -> None:
-        check_lengths(token_ids=self.token_ids, loss_mask=self.loss_mask, logprobs=self.logprobs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +162,7 @@ class RolloutGraph:
         terminal = np.concatenate([self.terminal, np.array([x.terminal for x in nodes])])
         depth = np.concatenate([self.depth, np.zeros(len(nodes), np.int64)])
         for v, node in enumerate(nodes, self.num_nodes):
-            _check_node(v, node, terminal)
+            check_new_node(v, node, terminal)
             depth[v] = depth[node.parent] + 1
         rewards = [np.nan if x.reward is None else x.reward for x in nodes]
         scores = [np.nan if x.step_score is None else x.step_score for x in nodes]
@@ -329,15 +291,6 @@ class RolloutGraph:
         return nodes[::-1]
 
 
-def check_reward(terminal: bool, reward: float | None) -> str | None:
-    """What is wrong with a node's reward; None when nothing is."""
-    if not terminal:
-        return None if reward is None else "reward on a node that is not terminal"
-    if reward is None:
-        return "terminal without a reward"
-    return None if 0.0 <= reward <= 1.0 else f"reward {reward} is outside [0, 1]"
-
-
 def default_trees(parent: IntArray, tree: IntArray) -> IntArray:
     """Tree numbers, -1 filled in: one tree under each child of the root, inherited below it.
 
@@ -352,19 +305,6 @@ def default_trees(parent: IntArray, tree: IntArray) -> IntArray:
     for v in unknown[parent[unknown] > 0].tolist():
         filled[v] = filled[parent[v]]
     return filled
-
-
-def _check_node(v: int, node: NewNode, terminal: BoolArray) -> None:
-    if not 0 <= node.parent < v:
-        raise GraphError(f"node {v}: parent {node.parent} does not come before it")
-    if terminal[node.parent]:
-        raise GraphError(f"node {v}: parent {node.parent} is terminal")
-    mistake = check_reward(node.terminal, node.reward)
-    if mistake:
-        raise GraphError(f"node {v}: {mistake}")
-    absent = [x for x, trained in zip(node.logprobs, node.loss_mask, strict=True) if trained]
-    if not np.isfinite(np.array(absent, np.float64)).all():
-        raise GraphError(f"node {v}: a trained token without a finite log-probability")
 
 
 def _with_gaps(

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from graphpo_agent.errors import RewardError
 from graphpo_agent.graph.budget import Budget, Ledger
 from graphpo_agent.graph.equivalence import find_classes
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth
 from graphpo_agent.methods.method import Method
 from graphpo_agent.protocols import (

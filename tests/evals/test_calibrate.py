@@ -19,7 +19,8 @@ from graphpo_agent.evals.calibrate_pairs import (
 from graphpo_agent.evals.calibrate_values import StateChoice, replay_graphs, sample_rewards
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from graphpo_agent.graph.advantages import z_scores
 from graphpo_agent.graph.credit import CreditOptions, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 from . import oracle
 from .strategies import credit_options, graph_of, merge_options, merge_settings, records

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import GraphError
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.graph.samples import to_path_rows, to_sample
 
 NAN = float("nan")

@@ -12,7 +12,8 @@ import pytest
 from graphpo_agent.graph.advantages import correctness_advantage
 from graphpo_agent.graph.credit import CreditOptions, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 REPEATS = 6000
 TOLERANCE = 4 * np.sqrt(2 / REPEATS)

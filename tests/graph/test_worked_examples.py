@@ -11,7 +11,8 @@ from graphpo_agent.graph.advantages import correctness_advantage, z_scores
 from graphpo_agent.graph.budget import Ledger, allocate, branching_at, check_schedule
 from graphpo_agent.graph.credit import CreditOptions, graph_credit
 from graphpo_agent.graph.equivalence import MergeOptions, edge_similarity, find_classes, novelty
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 
 def state(parent, key=None, *, at=None, tokens=1, text=None):

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from graphpo_agent.graph.arrays import IntArray
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Branch, Growth, Plan
 from graphpo_agent.methods.method import Method
 

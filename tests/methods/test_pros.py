@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError, GraphError
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.pass_rates import LogOddsPrior, pass_rates, polya_gamma
 from graphpo_agent.methods.prefix_pool import Grown, PoolOptions, PrefixPool, valuable_prefix

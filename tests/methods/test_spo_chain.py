@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.records import parse_graph
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Branch, Growth
 from graphpo_agent.methods.spo_chain import SpoChain
 from tests.graph.strategies import random_record

@@ -10,8 +10,9 @@ import pytest
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.jsonl import graph_to_json, read_graphs
+from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.records import parse_graph
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods import treerl
 from graphpo_agent.methods.growth import Branch, Growth
 from graphpo_agent.methods.treerl import TreeRL

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from graphpo_agent.graph.credit import CreditOptions
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.growth import Growth
 from graphpo_agent.methods.tree import tree

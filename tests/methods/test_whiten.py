@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.records import parse_graph
-from graphpo_agent.graph.rollout_graph import NewNode, RolloutGraph
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.methods.rows import trajectory_credit
 from graphpo_agent.methods.spo_chain import SpoChain
