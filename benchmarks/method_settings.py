@@ -138,8 +138,8 @@ def _structure(method: str, responses: int, steps: int) -> dict[str, Any]:
             return {"trees": half, "forks": 1, "rounds": 1, "copies": 2}
         case "tree_grpo":
             return {"trees": half, "expansions": 2, "rounds": 1}
-        case "spo_tree" | "treerpo":
-            return {"schedule": [half, 2, 1]}
+        case "spo_tree" | "treerpo":  # an edge without siblings has no credit there
+            return {"schedule": _spread(responses, steps)}
         case "spo_chain":
             return {"num_chains": max(2, half // 2), "rollouts": 2, "cut_interval": steps // 2}
         case "treepo":
@@ -153,4 +153,13 @@ def _late(responses: int, steps: int) -> list[int]:
     schedule = [1] * (2 * steps // 3 + 2)
     schedule[0] = round(responses * 3 / 7)
     schedule[steps // 3] = schedule[2 * steps // 3] = 2
+    return schedule
+
+
+def _spread(responses: int, steps: int) -> list[int]:
+    """As many branches in two, spread over a response, as lead to so many responses."""
+    branches = responses.bit_length() - 1
+    schedule = [1] * steps
+    for number in range(branches):
+        schedule[number * steps // branches] = 2
     return schedule
