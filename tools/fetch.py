@@ -14,7 +14,7 @@ import certifi
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
-from graphpo_agent.net.checks import check_counts, check_seconds
+from graphpo_agent.net.checks import check_counts, check_rate, check_seconds
 from graphpo_agent.net.deadline import Deadline, within
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.pace import Pace
@@ -125,8 +125,7 @@ class WebReader:
             per_host=per_host,
             extractors=extractors,
         )
-        if per_second is not None:
-            check_seconds("web reader", per_second=per_second)
+        check_rate("web reader", per_second)
         self._pace = Pace(per_second)
         self._allowed_ports = frozenset(allowed_ports)
         self._allowed_networks = [_network(text) for text in allowed_networks]

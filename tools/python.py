@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from graphpo_agent.net.checks import check_counts, check_seconds
+from graphpo_agent.net.checks import check_counts, check_rate, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.store import CallStore, request_key
@@ -85,9 +85,8 @@ class PythonTool:
         check_counts(owner, concurrency=concurrency)
         check_counts(owner, least=64, memory_mib=memory_mib)
         check_counts(owner, least=400, max_output_characters=max_output_characters)
+        check_rate(owner, per_second)
         limits = Limits(deadline_s=deadline_s, memory_bytes=memory_mib * 2**20)
-        if per_second is not None:
-            check_seconds(owner, per_second=per_second)
         self._pace = Pace(per_second)
         self._store = store
         if store is None or store.asks:

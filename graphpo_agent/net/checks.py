@@ -4,7 +4,7 @@ import math
 
 from graphpo_agent.errors import ToolError
 
-__all__ = ["check_counts", "check_seconds"]
+__all__ = ["check_counts", "check_rate", "check_seconds"]
 
 
 def check_counts(owner: str, *, least: int = 1, **counts: object) -> None:
@@ -36,3 +36,13 @@ def check_seconds(owner: str, *, above: float = 0.0, **seconds: object) -> None:
             usable = above < value < math.inf
         if not usable:
             raise ToolError(f"{owner}: {name} must be a number above {above:g}, found {value!r}")
+
+
+def check_rate(owner: str, per_second: object) -> None:
+    """Let a finite number above 0 pass, and None: any number of starts per second.
+
+    Raises:
+        ToolError: it is something else.
+    """
+    if per_second is not None:
+        check_seconds(owner, per_second=per_second)

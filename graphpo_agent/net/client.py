@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import requests
 
 from graphpo_agent.errors import QuotaError, ToolError
-from graphpo_agent.net.checks import check_counts, check_seconds
+from graphpo_agent.net.checks import check_counts, check_rate, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.reply import Reply, Verdict, classify_json, classify_status
@@ -68,8 +68,7 @@ class Limits:
             owner, tries=self.tries, concurrency=self.concurrency, max_bytes=self.max_bytes
         )
         check_seconds(owner, deadline_s=self.deadline_s, max_backoff_s=self.max_backoff_s)
-        if self.per_second is not None:
-            check_seconds(owner, per_second=self.per_second)
+        check_rate(owner, self.per_second)
 
 
 @dataclass(frozen=True, slots=True)
