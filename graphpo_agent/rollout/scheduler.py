@@ -175,6 +175,7 @@ class PolicyScheduler:
 
     def _run_loop(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         loop = asyncio.new_event_loop()
+        loop.set_exception_handler(_log_errors)
         try:
             return loop.run_until_complete(self._run(work))
         finally:
@@ -188,7 +189,7 @@ class PolicyScheduler:
 
     async def _run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         everything = asyncio.gather(*work)
-        everything.add_done_callback(self._done)
+        everything.add_done_callback(lambda _: self._wake.set())
         while not everything.done():
             self._wake.clear()
             for _ in range(_TURNS):
@@ -201,11 +202,6 @@ class PolicyScheduler:
             elif not everything.done():
                 await self._wake.wait()
         return everything.result()
-
-    def _done(self, everything: asyncio.Future[Any]) -> None:
-        self._wake.set()
-        if not everything.cancelled():
-            everything.exception()  # asked for, so that an interrupted run does not log it
 
     def _dispatch(self) -> bool:
         """Start what waits, all items for one function in one batch; whether there were any."""
@@ -241,3 +237,9 @@ class PolicyScheduler:
         finally:
             counter.places += 1
             self._wake.set()
+
+
+def _log_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The loop's own log, without the tasks that an interrupt ended."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt | asyncio.CancelledError):
+        loop.default_exception_handler(context)

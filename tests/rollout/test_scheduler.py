@@ -1,6 +1,7 @@
 """What waits, waits beside the sampling: real threads, a policy that counts its passes."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -211,6 +212,25 @@ def test_an_interrupt_does_not_wait_for_a_tool_that_hangs():
     with pytest.raises(KeyboardInterrupt):
         scheduler.run([endless(), hanging])
     gate.set()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_interrupt_in_work_beside_the_sampling_logs_nothing(overlap, caplog):
+    def interrupted(items):
+        raise KeyboardInterrupt
+
+    scheduler = PolicyScheduler(policy_of(), overlap)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.run(
+            [
+                scheduler.together(interrupted, [1]),
+                scheduler.sample(request(0), SAMPLING),
+                scheduler.call(Tool(lambda query: ToolResult(query)), {"query": "q"}),
+            ]
+        )
+    del scheduler
+    gc.collect()
+    assert not caplog.records
 
 
 def test_complete_keeps_the_order_of_the_requests():
