@@ -93,8 +93,9 @@ def prepare_step_scorer(world: str, work: Path) -> None:
     if out.exists():
         return
     method = "method={name: grpo, group_size: 8}"
+    tasks = f"tasks.train={directory}/train.jsonl"
     count = ["--count", "500", "--out", str(graphs)]
-    call(["rollout", *arguments(world, work), method, *count])
+    call(["rollout", *arguments(world, work), method, tasks, *count])
     with _SEEDED:
         loss = train_step_scorer(directory / "policy", directory / "train.jsonl", graphs, out)
     print(f"{world}: a process reward model with cross-entropy {loss:.3f}", flush=True)
@@ -124,8 +125,14 @@ def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
     preset = yaml.safe_load(
         (ROOT / "configs" / "methods" / f"{METHODS[setting.method]}.yaml").read_text()
     )
-    scorer = str(work / world / "step_scorer")
-    laid_over = setting.configuration(WORLDS[world], preset, scorer)
+    directory, tasks = work / world, setting.tasks(WORLDS[world])
+    train = directory / "train.jsonl"
+    if tasks is not None:
+        train, every = directory / f"train-{tasks}.jsonl", train
+        if not train.exists():
+            train.write_text("".join(every.read_text().splitlines(keepends=True)[:tasks]))
+    scorer = str(directory / "step_scorer")
+    laid_over = setting.configuration(WORLDS[world], preset, str(train), scorer)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(laid_over))
     return path
@@ -141,7 +148,6 @@ def arguments(world: str, work: Path) -> list[str]:
     overrides = [
         "threads=1",
         f"model.path={directory}/policy",
-        f"tasks.train={directory}/train.jsonl",
         f"tasks.heldout={directory}/heldout.jsonl",
         "train.steps=null",
         f"train.token_budget={WORLDS[world].token_budget}",

@@ -64,16 +64,24 @@ class Setting:
         """A name for files: ``grpo-p18-lr0.0002``."""
         return f"{self.method}-p{self.prompts}-lr{self.learning_rate:g}"
 
+    def tasks(self, world: World) -> int | None:
+        """How many tasks it trains on; ``None``: all there are, more than a run asks for.
+
+        PROS comes to each of its own four times, because it goes on from earlier answers.
+        """
+        return self.prompts * world.updates // 4 if self.method == "pros" else None
+
     def configuration(
-        self, world: World, preset: dict[str, Any], step_scorer: str
+        self, world: World, preset: dict[str, Any], tasks: str, step_scorer: str
     ) -> dict[str, Any]:
         """What is laid over the world's configuration.
 
         Args:
             world: where it runs.
-            step_scorer: directory of the world's process reward model.
             preset: ``configs/methods/<method>/graphpo_adapted.yaml``; its method is given the size
                 of the budget, its update the learning rate and two minibatches.
+            tasks: file of the tasks to train on.
+            step_scorer: directory of the world's process reward model.
         """
         method = preset["method"] | _structure(self.method, self.responses, world.steps)
         if self.method == "prm":
@@ -90,7 +98,13 @@ class Setting:
         train: dict[str, Any] = {"prompts_per_step": self.prompts}
         if self.method == "dapo":
             train["max_resample"] = 3
-        return {"method": method, "update": update, "budget": budget, "train": train}
+        return {
+            "method": method,
+            "update": update,
+            "budget": budget,
+            "train": train,
+            "tasks": {"train": tasks},
+        }
 
 
 def settings(method: str, world: World) -> Iterator[Setting]:

@@ -21,6 +21,8 @@ def test_settings_differ_in_how_the_same_tokens_are_spent_and_in_the_learning_ra
     world: str, method: str, tmp_path: Path
 ) -> None:
     name, *overrides = method_map.arguments(world, tmp_path)
+    (tmp_path / world).mkdir()
+    (tmp_path / world / "train.jsonl").write_text("{}\n" * 4000)
     own = load_config(RunConfig, ROOT / name, overrides)
     configs: list[RunConfig] = []
     for setting in settings(method, WORLDS[world]):
@@ -38,8 +40,12 @@ def test_settings_differ_in_how_the_same_tokens_are_spent_and_in_the_learning_ra
         assert config.update.learning_rate == setting.learning_rate
         half = config.update.minibatch_graphs
         assert half < config.train.prompts_per_step <= 2 * half, "two minibatches"
-        free = ("method", "update", "budget", "train")
+        free = ("method", "update", "budget", "train", "tasks")
         assert config.model_dump(exclude=set(free)) == own.model_dump(exclude=set(free))
+        (tasks,) = map(Path, config.tasks.train)
+        asked = config.train.prompts_per_step * WORLDS[world].updates
+        come_back = asked // len(tasks.read_text().splitlines())
+        assert come_back == (4 if method == "pros" else 0)
         configs.append(config)
     assert len({config.model_dump_json() for config in configs}) == 4
     assert {config.train.token_budget for config in configs} == {own.train.token_budget}
