@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # Whatever an interrupted import or library made of it.
         _fail("interrupted")
+        warnings.simplefilter("ignore")  # of what never began
         return 130
     finally:
         signal.signal(signal.SIGINT, before)

@@ -25,6 +25,8 @@ _to_json = json.JSONEncoder(sort_keys=True).encode
 
 _TURNS = 4
 """Turns of the event loop from a completion to the requests of its graph's next layer."""
+_LAST_TURNS = 1.0
+"""Seconds that the tasks of a run that failed have to end."""
 _OUTAGES = frozenset(("rate_limit", "transient"))
 _TOOL_BATCHES = 8
 """Batches of calls that one tool works on at once; further calls gather in the next batch."""
@@ -175,15 +177,15 @@ class PolicyScheduler:
 
     def _run_loop(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         loop = asyncio.new_event_loop()
-        loop.set_exception_handler(_log_errors)
         try:
             return loop.run_until_complete(self._run(work))
         finally:
+            loop.set_exception_handler(lambda loop, context: None)  # one error ends a run
             unfinished = asyncio.all_tasks(loop)
             for task in unfinished:
                 task.cancel()
-            if unfinished:
-                loop.run_until_complete(asyncio.wait(unfinished))
+            if unfinished:  # an interrupt inside the loop's own code may cost a task its next turn
+                loop.run_until_complete(asyncio.wait(unfinished, timeout=_LAST_TURNS))
             loop.close()
             self._workers.close()
 
@@ -237,9 +239,3 @@ class PolicyScheduler:
         finally:
             counter.places += 1
             self._wake.set()
-
-
-def _log_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """The loop's own log, without the tasks that an interrupt ended."""
-    if not isinstance(context.get("exception"), KeyboardInterrupt | asyncio.CancelledError):
-        loop.default_exception_handler(context)

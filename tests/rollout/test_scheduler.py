@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -212,6 +213,23 @@ def test_an_interrupt_does_not_wait_for_a_tool_that_hangs():
     with pytest.raises(KeyboardInterrupt):
         scheduler.run([endless(), hanging])
     gate.set()
+
+
+def test_an_interrupt_does_not_wait_for_a_task_that_does_not_end(caplog):
+    async def never_ends():
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    def interrupted(items):
+        raise KeyboardInterrupt
+
+    scheduler = PolicyScheduler(policy_of(), overlap=False)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.run([never_ends(), scheduler.together(interrupted, [1])])
+    del scheduler
+    gc.collect()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("overlap", [True, False])
