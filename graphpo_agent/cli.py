@@ -308,6 +308,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="5: seeds 0 to 4 (5); 20-24: those",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="what is complete in it stays")
+    parser.add_argument("--jobs", type=_count, default=1, help="runs at once (1)")
     _engine_argument(parser)
     parser.set_defaults(run=_compare)
 
@@ -331,6 +332,7 @@ def _compare(options: argparse.Namespace) -> int:
         methods,
         options.seeds,
         options.out,
+        options.jobs,
     )
 
 

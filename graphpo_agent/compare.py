@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
+from rich.status import Status
 
-from graphpo_agent.compare_run import run_apart
+from graphpo_agent.compare_run import Told, train_apart
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
@@ -56,6 +58,7 @@ def compare_command(
     methods: Sequence[str],
     seeds: Sequence[int],
     out: str,
+    jobs: int,
 ) -> int:
     """``graphpo compare``.
 
@@ -68,6 +71,7 @@ def compare_command(
         methods: see ``find_methods``.
         seeds: of the runs, different ones.
         out: a directory; receives ``runs/<label>/seed-<k>``, ``compare.md``, ``.json``, ``.svg``.
+        jobs: runs at once.
 
     Raises:
         ConfigError: a configuration that cannot be used.
@@ -78,7 +82,7 @@ def compare_command(
     files = find_methods(config_path, methods)
     runs = list(_plan(config_path, overrides, files, seeds, Path(out)))
     complete = {run.name for run in runs if _is_complete(run)}
-    _train(runs, complete)
+    _train(runs, complete, jobs)
     budgets = [run.config.train.token_budget for run in runs]
     limit = min((budget for budget in budgets if budget is not None), default=None)
     labels = [method.label for method in files]
@@ -223,42 +227,67 @@ def _is_complete(run: _Run) -> bool:
     return metrics.last("progress") >= 1.0 and metrics.steps[-1] == newest
 
 
-def _train(runs: Sequence[_Run], complete: set[str]) -> None:
-    """Train what is missing, one run after the other."""
-    console = Console(highlight=False)
-    seconds: dict[str, list[float]] = {run.label: [] for run in runs}
-    for run in runs:
-        if run.name in complete:
-            seconds[run.label].append(_duration(run))
-    if complete:
-        console.print(f"{len(complete)} of {len(runs)} runs are complete and kept")
-    missing = [run for run in runs if run.name not in complete]
-    for position, run in enumerate(missing):
-        place = f"[{len(complete) + position + 1}/{len(runs)}] {run.name}"
-        waiting = [each.label for each in missing[position:]]
-        _say(console, f"{place} {_beginning(run)}, {_left(time_left(seconds, waiting))}")
-        _train_one(console, run, place)
-        seconds[run.label].append(_duration(run))
-        _say(console, f"{place}: {_ending(run)}, {_left(time_left(seconds, waiting[1:]))}")
+def _train(runs: Sequence[_Run], complete: set[str], jobs: int) -> None:
+    """Train what is missing, so many runs at once."""
+    progress = _Progress(runs, complete, jobs)
+    missing = {run.name: run.config for run in runs if run.name not in complete}
+    with closing(train_apart(missing, jobs)) as events, progress.console.status("") as status:
+        for told in events:
+            progress.show(told, status)
 
 
-def _train_one(console: Console, run: _Run, place: str) -> None:
-    clock = TimeLeft()
-    with console.status("starting") as status:
+class _Progress:
+    """A line when a run begins and when it ends, and what is going on below them."""
 
-        def show(row: Mapping[str, float]) -> None:
-            left = clock.update(row["progress"], row.get("time/seconds", math.nan))
-            share = percent(min(row["progress"], 1.0))
-            status.update(f"step {row['step']}, {share} of the run, {duration(left)} left in it")
+    def __init__(self, runs: Sequence[_Run], complete: set[str], jobs: int) -> None:
+        self.console = Console(highlight=False)
+        self._runs = {run.name: run for run in runs}
+        self._jobs = jobs
+        self._seconds: dict[str, list[float]] = {run.label: [] for run in runs}
+        for name in complete:
+            self._count(self._runs[name])
+        self._unfinished = [run.name for run in runs if run.name not in complete]
+        self._place = {
+            name: f"[{number}/{len(runs)}] {name}"
+            for number, name in enumerate(self._unfinished, len(complete) + 1)
+        }
+        self._clocks: dict[str, TimeLeft] = {}
+        self._now: dict[str, str] = {}
+        if complete:
+            self._say(f"{len(complete)} of {len(runs)} runs are complete and kept")
 
-        try:
-            run_apart(run.config, bool(run.directory.checkpoints()), show)
-        except GraphPOError as error:
-            raise RunError(f"{run.name}: {error}") from None
+    def show(self, told: Told, status: Status) -> None:
+        """Tell what happened."""
+        name, run = told.name, self._runs[told.name]
+        match told.what:
+            case "begins":
+                self._clocks[name] = TimeLeft()
+                self._now[name] = f"{name} starts"
+                self._say(f"{self._place[name]} {_beginning(run)}, {self._left()}")
+            case "row":
+                row = told.row
+                left = self._clocks[name].update(row["progress"], row.get("time/seconds", math.nan))
+                share = percent(min(row["progress"], 1.0))
+                self._now[name] = (
+                    f"{name}: step {row['step']}, {share} of the run, {duration(left)} left in it"
+                )
+            case "ends":
+                del self._now[name]
+                self._unfinished.remove(name)
+                self._count(run)
+                self._say(f"{self._place[name]}: {_ending(run)}, {self._left()}")
+        status.update("\n".join(self._now.values()))
 
+    def _count(self, run: _Run) -> None:
+        self._seconds[run.label].append(_duration(run))
 
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    def _left(self) -> str:
+        waiting = [self._runs[name].label for name in self._unfinished]
+        seconds = time_left(self._seconds, waiting) / min(self._jobs, max(1, len(waiting)))
+        return "time left unknown" if math.isnan(seconds) else f"about {duration(seconds)} left"
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
 
 
 def _beginning(run: _Run) -> str:
@@ -278,7 +307,3 @@ def _ending(run: _Run) -> str:
 
 def _duration(run: _Run) -> float:
     return read_run(run.directory.path).metrics.last("time/seconds")
-
-
-def _left(seconds: float) -> str:
-    return "time left unknown" if math.isnan(seconds) else f"about {duration(seconds)} left"

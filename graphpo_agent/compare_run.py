@@ -1,96 +1,144 @@
-"""One run of a comparison, in a process of its own.
+"""The runs of a comparison, each in a process of its own, several at once.
 
 A process ends with all the memory it held, so that the next run finds the machine as this one did;
-vLLM and its GPU memory would not go otherwise. The process tells its parent about every step, and
+vLLM and its GPU memory would not go otherwise. A process tells its parent about every step, and
 notices with the next step when there is no parent any more.
 """
 
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from graphpo_agent.config import RunConfig
 from graphpo_agent.errors import GraphPOError, RunError
 from graphpo_agent.report.console import RunConsole
+from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.train_run import train_run
 
-__all__ = ["run_apart"]
+__all__ = ["Told", "train_apart"]
 
 PATIENCE = 20.0
-"""Seconds in which an interrupted process cleans up."""
+"""Seconds in which interrupted processes clean up."""
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 
 
-def run_apart(
-    config: RunConfig, resume: bool, on_row: Callable[[Mapping[str, float]], None]
-) -> None:
-    """Train in a process of its own; returns when the run is complete.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What happened to a run.
 
-    However this ends, the process has ended; the run goes on from its newest checkpoint.
+    Attributes:
+        name: of the run.
+        what: its process begins, it wrote a row of metrics, or it is complete.
+        row: of metrics; empty without one.
+    """
+
+    name: str
+    what: Literal["begins", "row", "ends"]
+    row: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(slots=True)
+class _Running:
+    name: str
+    process: BaseProcess
+    problem: Exception | None = None
+
+
+def train_apart(configs: Mapping[str, RunConfig], jobs: int) -> Generator[Told, None, None]:
+    """Train every run in a process of its own, so many of them at once, and tell how it goes.
+
+    A run whose directory holds a checkpoint goes on from it. However this ends, closed early or
+    with an error, no process is left; what was begun goes on from its newest checkpoint.
 
     Args:
-        config: the run, checked; ``config.output`` is its directory.
-        resume: whether the directory holds a checkpoint to go on from.
-        on_row: called with every row of metrics as it is written.
+        configs: the runs by name, checked; ``config.output`` is a run's directory.
+        jobs: processes at once, at least 1.
 
     Raises:
-        GraphPOError: what stopped the run, in one line.
         OSError: a full or forbidden disk.
-        RunError: the process died.
+        RunError: what stopped a run, with its name, in one line.
     """
+    waiting = iter(configs.items())
+    running: dict[Connection, _Running] = {}
+    try:
+        while True:
+            for name, config in islice(waiting, jobs - len(running)):
+                yield Told(name, "begins")
+                _start(name, config, running)
+            if not running:
+                return
+            for rows in wait(list(running)):
+                assert isinstance(rows, Connection)
+                told = _receive(rows, running)
+                if told is not None:
+                    yield told
+    finally:
+        _end([each.process for each in running.values()])
+
+
+def _start(name: str, config: RunConfig, running: dict[Connection, _Running]) -> None:
     rows, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_train, args=(config, resume, sender))
+    process = _PROCESSES.Process(target=_train, args=(config, sender))
     # Blocked there for good: an interrupt is for the parent, which ends the process.
     allowed = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
-        sender.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
-        problem = _listen(rows, on_row)
-        process.join()
+        running[rows] = _Running(name, process)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
-        _end(process)
+    sender.close()
+
+
+def _receive(rows: Connection, running: dict[Connection, _Running]) -> Told | None:
+    """What a process says; it closes its end when it ends."""
+    run = running[rows]
+    try:
+        message = rows.recv()
+    except EOFError:
+        run.process.join()
+        del running[rows]
         rows.close()
-    if problem is not None:
-        raise problem
-    if process.exitcode:
+        _check_end(run)
+        return Told(run.name, "ends")
+    if isinstance(message, Exception):
+        run.problem = message
+        return None
+    return Told(run.name, "row", message)
+
+
+def _check_end(run: _Running) -> None:
+    if isinstance(run.problem, GraphPOError):
+        raise RunError(f"{run.name}: {run.problem}")
+    if run.problem is not None:
+        raise run.problem
+    if run.process.exitcode:
         raise RunError(
-            f"the process of {config.output} ended with status {process.exitcode}; the same "
-            "command goes on from its last checkpoint"
+            f"{run.name}: its process ended with status {run.process.exitcode}; the same command "
+            "goes on from its last checkpoint"
         )
 
 
-def _listen(rows: Connection, on_row: Callable[[Mapping[str, float]], None]) -> Exception | None:
-    """Pass rows on until the process closes its end; what stopped it, if it says so."""
-    problem: Exception | None = None
-    while True:
-        try:
-            message = rows.recv()
-        except EOFError:
-            return problem
-        if isinstance(message, Exception):
-            problem = message
-        else:
-            on_row(message)
-
-
-def _end(process: BaseProcess) -> None:
-    if process.is_alive():
+def _end(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
         process.terminate()
-        process.join(PATIENCE)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    end = time.monotonic() + PATIENCE
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
-class _Told(RunConsole):
+class _Sender(RunConsole):
     """Sends rows to the parent and shows nothing."""
 
     def __init__(self, sender: Connection) -> None:
@@ -107,11 +155,13 @@ class _Told(RunConsole):
             sys.exit(1)
 
 
-def _train(config: RunConfig, resume: bool, sender: Connection) -> None:
+def _train(config: RunConfig, sender: Connection) -> None:
     """What the process does."""
     signal.signal(signal.SIGTERM, _stop)
+    directory = Path(config.output)
+    begun = bool(RunDirectory(directory).checkpoints())
     try:
-        train_run(config, Path(config.output) if resume else None, _Told(sender))
+        train_run(config, directory if begun else None, _Sender(sender))
     except (GraphPOError, OSError) as error:
         sender.send(error)
 

@@ -3,6 +3,7 @@
 import doctest
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -138,7 +139,7 @@ def test_what_was_interrupted_goes_on_from_its_checkpoint(
     (begun / "report.html").unlink()
     shutil.rmtree(unbegun)
     first = (copied / "runs/treerpo/seed-0/manifest.json").read_bytes()
-    assert main(arguments(reach, copied)) == 0
+    assert main([*arguments(reach, copied), "--jobs", "2"]) == 0
     said = capsys.readouterr().out
     assert "2 of 4 runs are complete" in said
     assert "[3/4] grpo/as_released, seed 0 goes on from step 1" in said
@@ -219,8 +220,10 @@ def test_an_output_that_is_a_file(
 def test_a_run_that_fails_is_named(
     reward: str, says: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = mistake(capsys, arguments(reach, tmp_path / "out", f"reward={reward}"))
-    assert "treerpo, seed 0: " in error and says in error
+    words = arguments(reach, tmp_path / "out", f"reward={reward}")
+    assert "treerpo, seed 0: " in (error := mistake(capsys, words)) and says in error
+    assert says in mistake(capsys, [*words, "--jobs", "4"])
+    assert not multiprocessing.active_children()
 
 
 def test_overrides_behind_the_methods_are_overrides(
@@ -283,7 +286,7 @@ def started(words: list[str], run: Path) -> "subprocess.Popen[str]":
 def test_ctrl_c_loses_at_most_a_step(reach: Path, tmp_path: Path) -> None:
     words = arguments(reach, tmp_path / "out", "train.steps=300", "train.eval_every=300")
     run = tmp_path / "out/runs/treerpo/seed-0"
-    process = started(words, run)
+    process = started([*words, "--jobs", "2"], run)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130 and error == "graphpo: interrupted\n"
@@ -301,10 +304,11 @@ def test_ctrl_c_loses_at_most_a_step(reach: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_comparison_leaves_nothing_running(reach: Path, tmp_path: Path) -> None:
     words = arguments(reach, tmp_path / "out", "train.steps=5000", "train.eval_every=5000")
-    run = tmp_path / "out/runs/treerpo/seed-0"
-    process = started(words, run)
+    runs = [tmp_path / f"out/runs/{label}/seed-0" for label in METHODS]
+    process = started([*words, "--jobs", "2"], runs[-1])
     process.kill()
     process.communicate(timeout=60)  # the pipes are closed when nobody holds them any more
-    there = len(rows(run))
+    there = [len(rows(run)) for run in runs]
     time.sleep(2)
-    assert len(rows(run)) == there < 5000
+    assert [len(rows(run)) for run in runs] == there
+    assert all(0 < steps < 5000 for steps in there)
