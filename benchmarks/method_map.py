@@ -12,9 +12,7 @@ raw numbers per world and one map of all worlds to ``benchmarks/results/``.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import yaml
@@ -31,8 +29,6 @@ from graphpo_agent.report.compare_page import (
 from graphpo_agent.report.compare_stats import read_comparison
 
 TUNING_SEED = 100
-_SEEDED = Lock()
-"""Held by the world that uses torch's own random numbers."""
 
 
 def main() -> None:
@@ -42,28 +38,23 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="worlds at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmark")
     options = parser.parse_args()
-    with ThreadPoolExecutor(options.workers) as pool:
-        jobs = [
-            pool.submit(measure, world, options.methods, options.seeds, options.work)
-            for world in options.worlds
-        ]
-        for job in jobs:
-            job.result()
+    for world in options.worlds:
+        measure(world, options.methods, options.seeds, options.work, options.jobs)
     print((RESULTS / "map.md").read_text())
 
 
-def measure(world: str, methods: Sequence[str], seeds: int, work: Path) -> None:
+def measure(world: str, methods: Sequence[str], seeds: int, work: Path, jobs: int) -> None:
     """Tune and compare the methods on one world, and write what came out."""
     prepare(world, work)
     if "prm" in methods:
         prepare_step_scorer(world, work)
     tried = {name: list(settings(name, WORLDS[world])) for name in methods}
-    scores = tune(world, tried, work)
+    scores = tune(world, tried, work, jobs)
     best = {name: max(tried[name], key=lambda each: scores[each.label]) for name in methods}
-    compare(world, best, seeds, work)
+    compare(world, best, seeds, work, jobs)
     write_world(world, best, seeds, work)
     write_map()
 
@@ -96,28 +87,29 @@ def prepare_step_scorer(world: str, work: Path) -> None:
     tasks = f"tasks.train={directory}/train.jsonl"
     count = ["--count", "500", "--out", str(graphs)]
     call(["rollout", *arguments(world, work), method, tasks, *count])
-    with _SEEDED:
-        loss = train_step_scorer(directory / "policy", directory / "train.jsonl", graphs, out)
+    loss = train_step_scorer(directory / "policy", directory / "train.jsonl", graphs, out)
     print(f"{world}: a process reward model with cross-entropy {loss:.3f}", flush=True)
 
 
-def tune(world: str, tried: Mapping[str, Sequence[Setting]], work: Path) -> dict[str, float]:
+def tune(
+    world: str, tried: Mapping[str, Sequence[Setting]], work: Path, jobs: int
+) -> dict[str, float]:
     """Mean of the learning curve of every setting, by its label."""
     out = work / "tuning" / world
     every = [setting for choices in tried.values() for setting in choices]
     files = [write_setting(out / f"{each.label}.yaml", world, each, work) for each in every]
     seeds = f"{TUNING_SEED}-{TUNING_SEED}"
-    call(["compare", *arguments(world, work), *comparing(files, seeds, out)])
+    call(["compare", *arguments(world, work), *comparing(files, seeds, out, jobs)])
     labels = [each.label for each in every]
     found = read_comparison(out, labels, [TUNING_SEED], WORLDS[world].token_budget)
     return {label: found.summary(label, "curve_accuracy").mean for label in labels}
 
 
-def compare(world: str, best: Mapping[str, Setting], seeds: int, work: Path) -> None:
+def compare(world: str, best: Mapping[str, Setting], seeds: int, work: Path, jobs: int) -> None:
     """Every method in its best setting, with seeds that had no part in choosing it."""
     out = work / "compare" / world
     files = [write_setting(out / f"{name}.yaml", world, best[name], work) for name in best]
-    call(["compare", *arguments(world, work), *comparing(files, f"0-{seeds - 1}", out)])
+    call(["compare", *arguments(world, work), *comparing(files, f"0-{seeds - 1}", out, jobs)])
 
 
 def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
@@ -138,8 +130,9 @@ def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
     return path
 
 
-def comparing(files: Sequence[Path], seeds: str, out: Path) -> list[str]:
-    return ["--methods", *map(str, files), "--seeds", seeds, "--out", str(out)]
+def comparing(files: Sequence[Path], seeds: str, out: Path, jobs: int) -> list[str]:
+    options = ["--seeds", seeds, "--out", str(out), "--jobs", str(jobs)]
+    return ["--methods", *map(str, files), *options]
 
 
 def arguments(world: str, work: Path) -> list[str]:

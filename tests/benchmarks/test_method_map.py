@@ -64,7 +64,7 @@ def test_a_small_benchmark(
     monkeypatch.setattr(method_prm, "STEPS", 3)
     monkeypatch.setattr(method_settings, "LEARNING_RATES", (2e-4,))
     monkeypatch.setattr(method_map, "RESULTS", tmp_path / "results")
-    method_map.measure("reach", ["graphpo", "prm"], 1, tmp_path / "work")
+    method_map.measure("reach", ["graphpo", "prm"], 1, tmp_path / "work", 2)
     assert {path.name for path in (tmp_path / "results").iterdir()} == {
         "map.md",
         "map-reach.md",
