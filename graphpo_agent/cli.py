@@ -233,7 +233,7 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     setting(
         "--singleton",
         choices=["zero", "inherit", "raw"],
-        help="graphpo, tree: zero, inherit; grpo, dapo: raw, zero",
+        help="graphpo, tree: zero, inherit; grpo, dapo, tree_grpo: raw, zero",
     )
     setting(
         "--normalize",

@@ -136,6 +136,7 @@ class TreeGrpoMethod(Strict):
     expansions: Positive = 2
     rounds: Annotated[int, Field(ge=0)] = 1
     kept: Positive | None = None
+    singleton: Singleton = "raw"
 
 
 class TreePOMethod(Strict):

@@ -64,6 +64,8 @@ class Dapo:
             raise ConfigError(
                 f"dapo: overlong_buffer {buffer} is outside 1 to max_length {longest}"
             )
+        if longest is None and self.overlong_factor != 1.0:
+            raise ConfigError("dapo: overlong_factor needs max_length and overlong_buffer")
         if not 0 <= self.overlong_factor < float("inf"):
             raise ConfigError(
                 f"dapo: overlong_factor {self.overlong_factor} is not a finite number of at least 0"

@@ -61,7 +61,7 @@ _SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "treerl": {"select": (), "weighting": ("sqrt", "uniform", "paper")},
     "spo_tree": {"normalize": ("none", "std"), "max_probability": ()} | _WHITEN,
     "spo_chain": {"max_probability": ()} | _WHITEN,
-    "tree_grpo": {"kept": ()},
+    "tree_grpo": {"kept": (), "singleton": _CHAIN["singleton"]},
     "treepo": {"aggregate": ("average", "group_size")} | _WHITEN,
     "treerpo": {"normalize": ("std", "none")},
     "prm": {"steps": ("response", "edges"), "prm_weight": ()},

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.graph.advantages import z_scores
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
+from graphpo_agent.methods.grpo import GroupOfOne, group_advantages
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
@@ -41,6 +41,8 @@ class TreeGrpo:
         expansions: N; 2 in the scripts.
         rounds: L; 1 in the scripts.
         kept: K; None: all leaves, which is what the scripts' K of 3 = 1 + N·L comes to.
+        singleton: z of the only trained leaf of a tree or a prompt: its reward, or 0. The chains
+            that use up a budget are trees of one leaf.
 
     Raises:
         ConfigError: a number out of range.
@@ -50,6 +52,7 @@ class TreeGrpo:
     expansions: int = 2
     rounds: int = 1
     kept: int | None = None
+    singleton: GroupOfOne = "raw"
     name: str = "tree_grpo"
     needs_states: bool = False
     whiten: Whiten = "none"
@@ -100,9 +103,9 @@ class TreeGrpo:
         groups = self._trained(graph)
         if groups:
             trained = np.concatenate(groups)
-            advantages[trained] = z_scores(rewards[trained])
+            advantages[trained] = group_advantages(rewards[trained], singleton=self.singleton)
         for group in groups:
-            advantages[group] += z_scores(rewards[group])
+            advantages[group] += group_advantages(rewards[group], singleton=self.singleton)
         return trajectory_credit(graph, advantages)
 
     def _trained(self, graph: RolloutGraph) -> list[IntArray]:

@@ -158,6 +158,9 @@ def test_it_grows_chains_and_fills_a_budget():
     assert len(by_default.graph.terminals) == 16
 
 
+SHAPED = {"max_length": 8, "overlong_buffer": 4}
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -165,8 +168,9 @@ def test_it_grows_chains_and_fills_a_budget():
         ({"overlong_buffer": 8}, "both max_length and overlong_buffer"),
         ({"max_length": 8, "overlong_buffer": 9}, "overlong_buffer 9 is outside 1 to max_length 8"),
         ({"max_length": 8, "overlong_buffer": 0}, "overlong_buffer 0 is outside"),
-        ({"overlong_factor": -1.0}, "overlong_factor -1.0 is not a finite number of at least 0"),
-        ({"overlong_factor": math.nan}, "overlong_factor nan"),
+        ({"overlong_factor": 0.5}, "overlong_factor needs max_length and overlong_buffer"),
+        ({**SHAPED, "overlong_factor": -1.0}, "overlong_factor -1.0 is not a finite number of at"),
+        ({**SHAPED, "overlong_factor": math.nan}, "overlong_factor nan"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(settings, says):

@@ -76,35 +76,37 @@ def test_by_hand():
     assert not credit.columns
 
 
-def slow_z(values):
+def slow_z(values, only=None):
     if len(values) == 1:
-        return [values[0] / (1 + 1e-6)]
+        return [values[0] / (1 + 1e-6) if only is None else only]
     std = stdev(values)
     return [(x - mean(values)) / (std + 1e-6) if std > 1e-12 else 0.0 for x in values]
 
 
-def slow_advantages(rewards, trees):
-    """Of a list of leaves: reward and tree of each."""
+def slow_advantages(rewards, trees, only=None):
+    """Of a list of leaves: reward and tree of each, and what is worth the only one of a tree."""
     if not rewards:
         return []
-    out = slow_z(rewards)
+    out = slow_z(rewards, only)
     for tree in set(trees):
         inside = [i for i, x in enumerate(trees) if x == tree]
-        for i, z in zip(inside, slow_z([rewards[i] for i in inside]), strict=True):
+        for i, z in zip(inside, slow_z([rewards[i] for i in inside], only), strict=True):
             out[i] += z
     return out
 
 
-@given(forests())
-def test_against_the_definition(record):
+@given(forests(), st.sampled_from([("raw", None), ("zero", 0.0)]))
+def test_against_the_definition(record, singleton):
+    name, only = singleton
+    method = TreeGrpo(singleton=name)
     g, graph = Graph(record["nodes"]), graph_of(record)
     leaves = [v for v in g.ids if g.terminal(v)]
     expected = slow_advantages(
-        [g.reward(v) for v in leaves], [g.node[v].get("tree") for v in leaves]
+        [g.reward(v) for v in leaves], [g.node[v].get("tree") for v in leaves], only
     )
-    credit = credit_of(TreeGrpo(), graph)
+    credit = credit_of(method, graph)
     assert credit.rows is not None and graph.node_ids[credit.rows].tolist() == leaves
-    np.testing.assert_allclose(trajectory_advantages(TreeGrpo(), graph), expected, atol=1e-9)
+    np.testing.assert_allclose(trajectory_advantages(method, graph), expected, atol=1e-9)
 
 
 @given(forests(), st.integers(1, 4))
