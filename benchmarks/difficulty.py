@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import methods as comparison
 import numpy as np
 import torch
 
+from benchmarks.engine_parts.machine import RESULTS, ROOT
+from benchmarks.toy_worlds import WORK, call, prepare
 from graphpo_agent.build import build_engine, build_grower
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
@@ -75,7 +76,7 @@ def main() -> None:
     )
     parser.add_argument("--worlds", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--tasks", type=int, default=200)
-    parser.add_argument("--work", type=Path, default=comparison.ROOT / "runs" / "benchmark")
+    parser.add_argument("--work", type=Path, default=WORK)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -94,7 +95,7 @@ def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[st
     overrides = [f"model.path={policy_of(world, place, work)}", *setting.overrides]
     if world == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={place / 'index'}")
-    path = comparison.ROOT / f"configs/toy/{world}.yaml"
+    path = ROOT / f"configs/toy/{world}.yaml"
     config = load_config(RunConfig, path, overrides)
     tasks = load_tasks(place / "heldout.jsonl")[:num_tasks]
     evaluation, rollouts = evaluate(
@@ -115,13 +116,13 @@ def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[st
 def policy_of(world: str, place: Path, work: Path) -> Path:
     """The warm-started policy of a setting."""
     if world == "reach":
-        comparison.prepare(world, work)
+        prepare(world, work)
         return work / world / "policy"
     policy = place / "policy"
     if not policy.exists():
         model = [f"model.path={place}/untrained", f"output={policy}"]
         demonstrations = f"demonstrations={place}/demonstrations.jsonl"
-        comparison.call(["sft", f"configs/toy/{world}_sft.yaml", *model, demonstrations])
+        call(["sft", f"configs/toy/{world}_sft.yaml", *model, demonstrations])
     return policy
 
 
@@ -139,8 +140,8 @@ def write(rows: Sequence[dict[str, str | float]]) -> None:
         f"| {row['mixed prompts']:.0%} | {row['response tokens']:.1f} |"
         for row in rows
     ]
-    (comparison.RESULTS / "difficulty.md").write_text("\n".join(lines) + "\n")
-    (comparison.RESULTS / "difficulty.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (RESULTS / "difficulty.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / "difficulty.json").write_text(json.dumps(rows, indent=1) + "\n")
     print("\n".join(lines))
 
 

@@ -7,8 +7,6 @@
    same prompts, and from it the signal-to-noise ratio per 1,000 generated tokens,
    1000 cos² / (1 - cos²) / tokens.
 
-Needs the worlds that ``benchmarks/methods.py`` prepares (it prepares them when missing).
-
     python benchmarks/estimators.py                # about 15 minutes on one core
     python benchmarks/estimators.py --worlds reach --prompts 8 --continuations 16
 """
@@ -21,10 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import methods as comparison
 import numpy as np
 import torch
 
+from benchmarks.engine_parts.machine import RESULTS, ROOT
+from benchmarks.toy_worlds import WORK, prepare
 from graphpo_agent.build import build_engine, build_grower
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
@@ -46,6 +45,8 @@ from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.types import PathState, SamplingParams, Task
 
+GROUP_SIZE = 10
+"""Chains that cost about as many tokens as a schedule of the toy configurations."""
 SAMPLING = SamplingParams()
 NO_MERGE = MergeOptions(merge="none")
 INHERIT = CreditOptions(singleton="inherit")
@@ -77,12 +78,10 @@ def main() -> None:
     parser.add_argument("--gradient-prompts", type=int, default=16)
     parser.add_argument("--replicates", type=int, default=10, help="gradients per method")
     parser.add_argument("--reference", type=int, default=24, help="large-sample batches")
-    parser.add_argument("--work", type=Path, default=comparison.ROOT / "runs" / "benchmark")
+    parser.add_argument("--work", type=Path, default=WORK)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [
-        f"{platform.platform()}, {os.cpu_count()} CPUs, one thread, base policies of methods.md."
-    ]
+    lines = [f"{platform.platform()}, {os.cpu_count()} CPUs, one thread, the map's base policies."]
     results: dict[str, object] = {}
     for name in options.worlds:
         bench = open_bench(name, options.work)
@@ -92,18 +91,18 @@ def main() -> None:
         )
         results[name] = {"values": values, "gradients": gradients}
         lines += [*values_table(name, values), *gradients_table(name, gradients)]
-    comparison.RESULTS.mkdir(exist_ok=True)
-    (comparison.RESULTS / "estimators.json").write_text(json.dumps(results, indent=1) + "\n")
-    (comparison.RESULTS / "estimators.md").write_text("\n".join(lines) + "\n")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "estimators.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "estimators.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 
 def open_bench(name: str, work: Path) -> Bench:
-    comparison.prepare(name, work)
+    prepare(name, work)
     overrides = [f"model.path={work / name / 'policy'}"]
     if name == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={work / name / 'index'}")
-    config = load_config(RunConfig, comparison.ROOT / f"configs/toy/{name}.yaml", overrides)
+    config = load_config(RunConfig, ROOT / f"configs/toy/{name}.yaml", overrides)
     engine = build_engine(config)
     assert config.method.name == "graphpo" and isinstance(engine, LocalEngine)
     return Bench(
@@ -112,7 +111,7 @@ def open_bench(name: str, work: Path) -> Bench:
         build_grower(config),
         load_tasks(work / name / "heldout.jsonl"),
         config.method.schedule,
-        comparison.WORLDS[name].group_size,
+        GROUP_SIZE,
     )
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.engine_parts.machine import RESULTS, ROOT
 from benchmarks.method_prm import train_step_scorer
 from benchmarks.method_settings import METHODS, WORLDS, Setting, settings
-from benchmarks.methods import RESULTS, ROOT, call
+from benchmarks.toy_worlds import WORK, call, prepare
 from graphpo_agent.report.compare_page import (
     comparison_record,
     comparison_tables,
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmark")
+    parser.add_argument("--work", type=Path, default=WORK)
     options = parser.parse_args()
     for world in options.worlds:
         measure(world, options.methods, options.seeds, options.work, options.jobs)
@@ -57,24 +58,6 @@ def measure(world: str, methods: Sequence[str], seeds: int, work: Path, jobs: in
     compare(world, best, seeds, work, jobs)
     write_world(world, best, seeds, work)
     write_map()
-
-
-def prepare(world: str, work: Path) -> None:
-    """The world and its warm-started policy, once."""
-    directory = work / world
-    if (directory / "policy" / "config.json").exists():
-        return
-    call(["data", "toy", world, str(directory), "seed=0"])
-    call(
-        [
-            "sft",
-            f"configs/toy/{world}_sft.yaml",
-            f"model.path={directory}/untrained",
-            f"demonstrations={directory}/demonstrations.jsonl",
-            f"output={directory}/policy",
-            f"steps={WORLDS[world].sft_steps}",
-        ]
-    )
 
 
 def prepare_step_scorer(world: str, work: Path) -> None:
