@@ -10,16 +10,13 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 from graphpo_agent.cli_data import add_data_verbs
+from graphpo_agent.cli_score import add_score_verb
 from graphpo_agent.errors import GraphPOError
-from graphpo_agent.methods import METHODS
 
 __all__ = ["main"]
-
-T = TypeVar("T", int, float)
-
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 """What a full or forbidden disk answers; any other operating system error is a bug."""
@@ -106,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     _sft_arguments(verb("sft", "warm-start a policy on demonstrations"))
     _rollout_arguments(verb("rollout", "grow graphs with a policy and write them"))
     _eval_arguments(verb("eval", "measure held-out accuracy of a policy"))
-    _score_arguments(verb("score", "credit the graphs of a file with a method"))
+    add_score_verb(verb)
     _compare_arguments(verb("compare", "train several methods side by side, with several seeds"))
     _calibrate_arguments(verb("calibrate", "find the merge threshold that merges equal states"))
     _report_arguments(verb("report", "write report.html of a run directory again"))
@@ -208,80 +205,11 @@ def _eval(options: argparse.Namespace) -> int:
     )
 
 
-def _score_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", help="graphpo.graph/1 lines")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--method", required=True, choices=METHODS)
-    parser.add_argument("--keep-classes", action="store_true")
-    settings = parser.add_argument_group(
-        "settings of the methods", "without them, as the method's authors released it"
-    )
-
-    def setting(name: str, **how: Any) -> None:
-        settings.add_argument(name, default=argparse.SUPPRESS, **how)
-
-    setting("--merge", choices=["similarity", "none"], help="graphpo, tree, as all up to …-weight")
-    setting("--merge-threshold", type=float)
-    setting("--merge-terminals", choices=["same_reward", "never"])
-    setting("--max-layer-gap", type=_whole_or_none, metavar="N|none")
-    setting("--guard", choices=["numbers", "none"])
-    setting("--pool-weight", type=float)
-    setting("--efficiency-weight", type=float)
-    setting("--efficiency-combine", choices=["mean", "sum"])
-    setting("--backup", choices=["leaf", "mean", "class"])
-    setting("--trajectory-weight", type=float)
-    setting(
-        "--singleton",
-        choices=["zero", "inherit", "raw"],
-        help="graphpo, tree: zero, inherit; grpo, dapo, tree_grpo: raw, zero",
-    )
-    setting(
-        "--normalize",
-        choices=["std", "none", "rms"],
-        help="graphpo, tree: all; grpo, treerpo, spo_tree: std, none",
-    )
-    setting("--max-length", type=int, help="dapo")
-    setting("--overlong-buffer", type=int, help="dapo")
-    setting("--overlong-factor", type=float, help="dapo")
-    setting("--select", type=_whole_or_none, metavar="N|none", help="treerl: leaves trained (16)")
-    setting("--weighting", choices=["sqrt", "uniform", "paper"], help="treerl")
-    setting("--max-probability", type=_number_or_none, metavar="P|none", help="spo_tree, spo_chain")
-    setting("--kept", type=_whole_or_none, metavar="N|none", help="tree_grpo: leaves of a tree")
-    setting("--aggregate", choices=["average", "group_size"], help="treepo")
-    setting("--steps", choices=["response", "edges"], help="prm")
-    setting("--prm-weight", type=float, help="prm")
-    setting("--whiten", choices=["none", "batch"], help="spo_tree, spo_chain, treepo")
-    parser.set_defaults(run=_score)
-
-
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not at least 1")
     return number
-
-
-def _whole_or_none(text: str) -> int | None:
-    return None if text == "none" else _number(text, int)
-
-
-def _number_or_none(text: str) -> float | None:
-    return None if text == "none" else _number(text, float)
-
-
-def _number(text: str, kind: type[T]) -> T:
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor none") from None
-
-
-def _score(options: argparse.Namespace) -> int:
-    from graphpo_agent.methods.score import OPTIONS, score_file
-
-    given = {name: value for name, value in vars(options).items() if name in OPTIONS}
-    score_file(options.input, options.out, options.method, given, options.keep_classes)
-    return 0
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:

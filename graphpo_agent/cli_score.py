@@ -1,0 +1,86 @@
+"""The command line of ``score``: every method's settings as flags."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from graphpo_agent.methods import METHODS
+
+__all__ = ["add_score_verb"]
+
+T = TypeVar("T", int, float)
+
+
+def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    """Add it to a command line.
+
+    Args:
+        verb: from a name and a help text to the parser of its arguments.
+    """
+    parser = verb("score", "credit the graphs of a file with a method")
+    parser.add_argument("input", help="graphpo.graph/1 lines")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--method", required=True, choices=METHODS)
+    parser.add_argument("--keep-classes", action="store_true")
+    settings = parser.add_argument_group(
+        "settings of the methods", "without them, as the method's authors released it"
+    )
+
+    def setting(name: str, **how: Any) -> None:
+        settings.add_argument(name, default=argparse.SUPPRESS, **how)
+
+    setting("--merge", choices=["similarity", "none"], help="graphpo, tree, as all up to …-weight")
+    setting("--merge-threshold", type=float)
+    setting("--merge-terminals", choices=["same_reward", "never"])
+    setting("--max-layer-gap", type=_whole_or_none, metavar="N|none")
+    setting("--guard", choices=["numbers", "none"])
+    setting("--pool-weight", type=float)
+    setting("--efficiency-weight", type=float)
+    setting("--efficiency-combine", choices=["mean", "sum"])
+    setting("--backup", choices=["leaf", "mean", "class"])
+    setting("--trajectory-weight", type=float)
+    setting(
+        "--singleton",
+        choices=["zero", "inherit", "raw"],
+        help="graphpo, tree: zero, inherit; grpo, dapo, tree_grpo: raw, zero",
+    )
+    setting(
+        "--normalize",
+        choices=["std", "none", "rms"],
+        help="graphpo, tree: all; grpo, treerpo, spo_tree: std, none",
+    )
+    setting("--max-length", type=int, help="dapo")
+    setting("--overlong-buffer", type=int, help="dapo")
+    setting("--overlong-factor", type=float, help="dapo")
+    setting("--select", type=_whole_or_none, metavar="N|none", help="treerl: leaves trained (16)")
+    setting("--weighting", choices=["sqrt", "uniform", "paper"], help="treerl")
+    setting("--max-probability", type=_number_or_none, metavar="P|none", help="spo_tree, spo_chain")
+    setting("--kept", type=_whole_or_none, metavar="N|none", help="tree_grpo: leaves of a tree")
+    setting("--aggregate", choices=["average", "group_size"], help="treepo")
+    setting("--steps", choices=["response", "edges"], help="prm")
+    setting("--prm-weight", type=float, help="prm")
+    setting("--whiten", choices=["none", "batch"], help="spo_tree, spo_chain, treepo")
+    parser.set_defaults(run=_score)
+
+
+def _whole_or_none(text: str) -> int | None:
+    return None if text == "none" else _number(text, int)
+
+
+def _number_or_none(text: str) -> float | None:
+    return None if text == "none" else _number(text, float)
+
+
+def _number(text: str, kind: type[T]) -> T:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor none") from None
+
+
+def _score(options: argparse.Namespace) -> int:
+    from graphpo_agent.methods.score import OPTIONS, score_file
+
+    given = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    score_file(options.input, options.out, options.method, given, options.keep_classes)
+    return 0
