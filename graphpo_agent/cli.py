@@ -206,10 +206,9 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -243,6 +242,9 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _seeds(text: str) -> range:
     first, dash, last = text.partition("-")
+    numbers = (first, last) if dash else (text,)
+    if not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of seeds nor FIRST-LAST")
     seeds = range(int(first), int(last) + 1) if dash else range(int(text))
     if not seeds:
         raise argparse.ArgumentTypeError(f"{text!r} is no seed at all")

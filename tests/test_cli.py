@@ -50,7 +50,7 @@ def test_a_usage_mistake_is_one_line_and_status_2(
 def test_counts_start_at_one(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     verb, *rest = flag
     assert status([verb, "configs/toy/kb.yaml", "--out", "x", *rest]) == 2
-    assert "not at least 1" in capsys.readouterr().err
+    assert "whole number of at least 1" in capsys.readouterr().err
 
 
 def test_doctor_finds_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,10 +200,22 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("seeds", ["0", "7-3", "two", "-1"])
-def test_no_seed_at_all(seeds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--methods", "grpo", "--seeds", seeds, "--out", str(tmp_path / "out")]
-    assert "--seeds" in mistake(capsys, ["compare", KB, *options])
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--seeds", "0", "'0' is no seed at all"),
+        ("--seeds", "7-3", "'7-3' is no seed at all"),
+        ("--seeds", "two", "'two' is neither a number of seeds nor FIRST-LAST"),
+        ("--seeds", "-1", "'-1' is neither"),
+        ("--jobs", "0", "'0' is not a whole number of at least 1"),
+        ("--jobs", "two", "'two' is not a whole number"),
+    ],
+)
+def test_numbers_that_cannot_be(
+    option: str, value: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--methods", "grpo", "--out", str(tmp_path / "out"), option, value]
+    assert f"{option}: {says}" in mistake(capsys, ["compare", KB, *options])
 
 
 def test_an_output_that_is_a_file(
