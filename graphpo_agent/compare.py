@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.status import Status
 
 from graphpo_agent.compare_run import Told, train_apart
-from graphpo_agent.config import RunConfig
+from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
@@ -183,11 +183,10 @@ def _plan(
     for method in methods:
         try:
             config = load_config(RunConfig, config_path, [str(method.path), *overrides])
+            _check_comparable(config)
             check_run(config)
         except GraphPOError as error:
             raise ConfigError(f"{method.label}: {error}") from None
-        if config.tasks.heldout is None:
-            raise ConfigError(f"{config_path}: a comparison needs held-out tasks: tasks.heldout")
         configs[method.label] = config
     for seed in seeds:
         for label, config in configs.items():
@@ -196,6 +195,15 @@ def _plan(
             run = _Run(label, config.model_copy(update=settings), RunDirectory(path))
             _check_unchanged(run)
             yield run
+
+
+def _check_comparable(config: RunConfig) -> None:
+    if isinstance(config.engine, VerlEngineConfig):
+        raise ConfigError(
+            "engine.kind verl is for train alone: set engine={kind: local} here, or {kind: vllm}"
+        )
+    if config.tasks.heldout is None:
+        raise ConfigError("a comparison needs held-out tasks: tasks.heldout")
 
 
 def _check_unchanged(run: _Run) -> None:

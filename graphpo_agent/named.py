@@ -27,6 +27,8 @@ def callable_of(spec: str | Mapping[str, Any], *parameters: str) -> Callable[...
     """
     path = spec if isinstance(spec, str) else spec["class"]
     function = _named(path) if isinstance(spec, str) else constructed(spec)
+    if inspect.isclass(function):
+        raise ConfigError(f"{path!r} is a class: write {{class: {path!r}}} and its arguments")
     try:
         inspect.signature(function).bind(*parameters)
     except (TypeError, ValueError) as error:

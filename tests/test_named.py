@@ -111,6 +111,12 @@ def test_a_value_that_the_class_cannot_use_is_one_line() -> None:
         constructed({"class": "tests.test_named:Odd", "number": 2})
 
 
+def test_a_class_named_like_a_function_is_refused() -> None:
+    path = "graphpo_agent.rewards.search_r1:SearchR1Reward"
+    with pytest.raises(ConfigError, match=f"'{path}' is a class: write {{class: '{path}'}}"):
+        callable_of(path, "task", "outcome")
+
+
 def test_an_object_that_is_not_called_so_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be called with"):
         callable_of("graphpo_agent.rewards.qa:normalize_answer", "task", "outcome")
