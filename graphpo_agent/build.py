@@ -1,6 +1,7 @@
 """Configuration → objects. The only module that sees both."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,21 +288,36 @@ def check_named(config: RunConfig) -> None:
     if isinstance(config.mode, AgentMode):
         check_whole_turns(config.method)
         _check_access(config.mode)
-        check_constructible(list(config.mode.tools.values()))
+        for name, tool in config.mode.tools.items():
+            with _at(f"mode.tools.{name}"):
+                check_constructible(tool)
         signatures = {name: ToolSignature(name, "", {}) for name in config.mode.tools}
         check_tools(_dialect(config.mode, signatures), signatures)
     else:
         build_expander(config.mode)
     if isinstance(config.state, FrozenSummaryState):
-        check_constructible(config.state.chat)
+        with _at("state.chat"):
+            check_constructible(config.state.chat)
     if isinstance(config.state, KeyState):
-        callable_of(config.state.function, "state")
+        with _at("state.function"):
+            callable_of(config.state.function, "state")
     if isinstance(config.method, PrmMethod):
-        check_constructible(config.method.scorer)
-    if isinstance(config.reward, str):
-        callable_of(config.reward, "task", "outcome")
-    else:
-        check_constructible(config.reward)
+        with _at("method.scorer"):
+            check_constructible(config.method.scorer)
+    with _at("reward"):
+        if isinstance(config.reward, str):
+            callable_of(config.reward, "task", "outcome")
+        else:
+            check_constructible(config.reward)
+
+
+@contextmanager
+def _at(key: str) -> Iterator[None]:
+    """Whatever is wrong with what a key names is said with the key."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def build_expander(mode: SegmentMode | AgentMode) -> Expander:

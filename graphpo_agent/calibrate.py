@@ -226,5 +226,8 @@ def _named_states(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _check_directory(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if not out.name or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
         raise RunError(f"output {out} exists already: name a new directory")
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise RunError(f"output {out}: {above} is no directory")

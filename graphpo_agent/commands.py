@@ -32,7 +32,7 @@ from graphpo_agent.report.run_dir import (
     write_atomically,
 )
 from graphpo_agent.rollout.grow import Rollout
-from graphpo_agent.sft import save_model, warm_start, with_observations
+from graphpo_agent.sft import check_model_output, warm_start, with_observations
 from graphpo_agent.toy import make_toy
 from graphpo_agent.train_run import check_run, set_threads, train_run, write_run_report
 from graphpo_agent.train_verl import check_verl
@@ -94,6 +94,7 @@ def _print_memory(config: RunConfig) -> None:
 def sft(config_path: str, overrides: Sequence[str]) -> int:
     """``graphpo sft``."""
     config = load_config(SftConfig, config_path, overrides)
+    check_model_output(Path(config.output))
     set_threads(config.threads)
     demonstrations = load_demonstrations(Path(config.demonstrations))
     if config.observations:
@@ -106,7 +107,7 @@ def sft(config_path: str, overrides: Sequence[str]) -> int:
             print(f"step {step}/{config.steps}  {shown}", flush=True)
 
     warm_start(engine, demonstrations, config.steps, config.batch_size, config.seed, show)
-    save_model(engine, Path(config.output))
+    engine.save_model(Path(config.output))
     print(f"warm-started policy: {config.output}")
     return 0
 

@@ -9,9 +9,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from graphpo_agent.config_base import (
     Beta,
+    FilePath,
+    Natural,
     NonNegative,
+    Number,
     ObjectConfig,
     Positive,
+    Seed,
     Size,
     Strict,
 )
@@ -55,7 +59,7 @@ class LoraConfig(Strict):
 class ModelConfig(Strict):
     """The policy's weights."""
 
-    path: str
+    path: FilePath
     """A Hugging Face directory or hub name."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: str = "auto"
@@ -92,7 +96,7 @@ class VllmEngineConfig(Strict):
     """Tokens to a block of keys and values; shared prefixes are kept in whole blocks."""
     kv_cache_gib: Size = 1.0
     """Memory for keys and values on a CPU."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    gpu_memory_utilization: Annotated[Number, Field(gt=0, lt=1)] = 0.4
     """Share of the GPU for vLLM's weights, keys and values; the update needs the rest."""
 
 
@@ -105,7 +109,7 @@ def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Files = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)]
+Files = Annotated[tuple[FilePath, ...], Field(min_length=1), BeforeValidator(_as_tuple)]
 
 
 class TasksConfig(Strict):
@@ -113,7 +117,7 @@ class TasksConfig(Strict):
 
     train: Files
     """A file or several."""
-    heldout: str | None = None
+    heldout: FilePath | None = None
 
 
 class SegmentMode(Strict):
@@ -194,7 +198,7 @@ class EncoderEmbedderConfig(Strict):
     """A sentence encoder through transformers."""
 
     kind: Literal["encoder"]
-    path: str
+    path: FilePath
     pooling: Literal["mean", "cls", "last"] = "mean"
     prefix: str = ""
     max_tokens: Positive = 512
@@ -272,8 +276,8 @@ StateConfig = Annotated[
 class SamplingConfig(Strict):
     """How training rollouts draw tokens."""
 
-    temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    temperature: Annotated[Number, Field(ge=0.01, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
 
 
 class BudgetConfig(Strict):
@@ -291,16 +295,16 @@ class BudgetConfig(Strict):
 class UpdateConfig(Strict):
     """The PPO update (Algorithm 1, stage 4) and its optimiser."""
 
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    learning_rate: Annotated[Number, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    warmup_steps: Natural = 0
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: NonNegative = 0.01
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[Number, Field(gt=0)] = 1.0
     minibatch_graphs: Positive
     epochs: Positive = 1
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    clip_low: Annotated[Number, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[Number, Field(gt=0)] = 0.2
+    dual_clip: Annotated[Number, Field(gt=1)] | None = None
     """Where an advantage is negative, a ratio counts up to this; None: however large it is."""
     kl_coefficient: NonNegative = 0.0
     entropy_coefficient: NonNegative = 0.0
@@ -329,7 +333,7 @@ class TrainConfig(Strict):
     steps: Positive | None = None
     token_budget: Positive | None = None
     """Policy tokens generated in training after which the run ends."""
-    max_resample: Annotated[int, Field(ge=0)] = 2
+    max_resample: Natural = 2
     """Rounds of other prompts drawn in place of graphs without any advantage."""
     eval_every: Positive = 10
     eval_tasks: Positive = 200
@@ -347,9 +351,9 @@ class TrainConfig(Strict):
 class RunConfig(Strict):
     """Everything ``graphpo train``, ``rollout`` and ``eval`` need."""
 
-    output: str
+    output: FilePath
     """The run directory."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     threads: Positive | None = None
     """CPU threads for torch; None leaves torch's own choice."""
     model: ModelConfig
@@ -377,20 +381,20 @@ class RunConfig(Strict):
 class SftConfig(Strict):
     """Everything ``graphpo sft`` needs."""
 
-    output: str
+    output: FilePath
     """The directory that receives the warm-started model."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     threads: Positive | None = None
     model: ModelConfig
-    demonstrations: str
+    demonstrations: FilePath
     observations: bool = False
     """Learn the observations too: a model that starts from nothing learns to copy from them."""
     steps: Positive
     batch_size: Positive
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    learning_rate: Annotated[Number, Field(gt=0, allow_inf_nan=False)] = 1e-5
     """Highest; it falls linearly to 0 at the last step."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Natural = 0
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: NonNegative = 0.01
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[Number, Field(gt=0)] = 1.0
     max_tokens_per_batch: Positive = 4096

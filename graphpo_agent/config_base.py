@@ -1,25 +1,57 @@
 """What all configuration models share: strictness, ranges, objects named by import path."""
 
+import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 __all__ = [
     "Beta",
+    "FilePath",
     "Fraction",
+    "Natural",
     "NonNegative",
+    "Number",
     "ObjectConfig",
     "Positive",
     "Schedule",
+    "Seed",
     "Size",
     "Strict",
+    "Whole",
 ]
 
-Positive = Annotated[int, Field(ge=1)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_MOST = 10**12
+"""Of whatever is counted; products of such numbers are still integers of torch and numpy."""
+_IN_NO_PATH = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def _no_boolean(value: Any) -> Any:
+    """``steps: yes`` is no number, though Python counts it as 1."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number, not true or false")
+    return value
+
+
+def _can_name_a_file(value: str) -> str:
+    if not value or _IN_NO_PATH.search(value):
+        raise ValueError("Input should be a path: not empty, without control characters")
+    return value
+
+
+_Integer = Annotated[int, BeforeValidator(_no_boolean)]
+Whole = Annotated[_Integer, Field(le=_MOST)]
+Number = Annotated[float, BeforeValidator(_no_boolean)]
+FilePath = Annotated[str, AfterValidator(_can_name_a_file)]
+"""A file or directory, or a name on the Hugging Face hub."""
+
+Positive = Annotated[Whole, Field(ge=1)]
+Natural = Annotated[Whole, Field(ge=0)]
+Seed = Annotated[_Integer, Field(ge=0, lt=2**63)]
+Beta = Annotated[Number, Field(ge=0, lt=1)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+NonNegative = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
+Size = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
 Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.yaml_text import NotYaml, parse_yaml
 
 __all__ = ["dump_config", "load_config", "read_yaml"]
 
@@ -62,9 +63,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        data = parse_yaml(text)
+    except NotYaml as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys, this is not")
     return data
@@ -97,9 +98,9 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {override!r}: {name!r} holds a value, not more keys")
         node = child
     try:
-        node[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: the value is not YAML") from None
+        node[last] = parse_yaml(value)
+    except NotYaml:
+        raise ConfigError(f"override {override!r:.200}: the value is not YAML") from None
 
 
 def _first_problem(error: ValidationError, data: Any) -> str:

@@ -9,12 +9,15 @@ from pydantic import Field
 
 from graphpo_agent.config_base import (
     Fraction,
+    Natural,
     NonNegative,
+    Number,
     ObjectConfig,
     Positive,
     Schedule,
     Size,
     Strict,
+    Whole,
 )
 
 __all__ = [
@@ -34,7 +37,7 @@ __all__ = [
     "TreeRpoMethod",
 ]
 
-GroupSize = Annotated[int, Field(ge=2)]
+GroupSize = Annotated[Whole, Field(ge=2)]
 Place = Literal["token", "edge"]
 Singleton = Literal["raw", "zero"]
 Whiten = Literal["none", "batch"]
@@ -56,9 +59,9 @@ class GraphPOMethod(_GraphMethod):
     """GraphPO."""
 
     name: Literal["graphpo"]
-    merge_threshold: Annotated[float, Field(gt=0, le=1)] = 0.92
+    merge_threshold: Annotated[Number, Field(gt=0, le=1)] = 0.92
     merge_terminals: Literal["same_reward", "never"] = "same_reward"
-    max_layer_gap: Annotated[int, Field(ge=0)] | None = None
+    max_layer_gap: Natural | None = None
     guard: Literal["numbers", "none"] = "none"
     pool_weight: Fraction = 0.7
     reallocate: Literal["novel", "uncertain", "none"] = "novel"
@@ -98,7 +101,7 @@ class TreeRLMethod(Strict):
     name: Literal["treerl"]
     trees: Positive = 6
     forks: Positive = 2
-    rounds: Annotated[int, Field(ge=0)] = 1
+    rounds: Natural = 1
     copies: Positive = 2
     fork: Place = "token"
     select: Positive | None = 16
@@ -134,7 +137,7 @@ class TreeGrpoMethod(Strict):
     name: Literal["tree_grpo"]
     trees: Positive = 2
     expansions: Positive = 2
-    rounds: Annotated[int, Field(ge=0)] = 1
+    rounds: Natural = 1
     kept: Positive | None = None
     singleton: Singleton = "raw"
 
@@ -171,12 +174,12 @@ class PrmMethod(Strict):
 class PoolConfig(Strict):
     """PROS's pool of prefixes; see ``methods/prefix_pool.py``."""
 
-    mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    mean: Annotated[Number, Field(allow_inf_nan=False)] = 0.0
     spread: Size = 1.5
     child_spread: Size = 0.3
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.99
+    decay: Annotated[Number, Field(gt=0, le=1)] = 0.99
     draws: Positive = 50
-    burn_in: Annotated[int, Field(ge=0)] = 10
+    burn_in: Natural = 10
     max_prefixes: Positive = 16
     max_prefix_tokens: Positive | None = None
     cut: Place = "token"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from graphpo_agent.config_base import Positive, Size, Strict
+from graphpo_agent.config_base import Number, Positive, Size, Strict
 
 __all__ = ["VerlEngineConfig"]
 
@@ -22,7 +22,7 @@ class VerlEngineConfig(Strict):
     """No context grows longer; the prompt has what ``mode.max_response_tokens`` leaves of it."""
     max_sequences: Positive = 256
     """Continuations that one server decodes together; others wait."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    gpu_memory_utilization: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of a GPU for vLLM's weights, keys and values while it samples."""
     kv_cache_gib: Size = 1.0
     """Memory of a server for keys and values on a CPU."""

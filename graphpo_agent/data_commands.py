@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from graphpo_agent.data.prepare import Summary
 from graphpo_agent.data.prepare import prepare as prepare_data
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
 from graphpo_agent.data.verl_parquet import Trainer, write_verl_parquet
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.evals.grade import GradeOptions, grade_file
+from graphpo_agent.yaml_text import NotYaml, parse_yaml
 from retrievers.index import build_index, describe_index, merge_indexes, open_index
 from retrievers.server import serve
 
@@ -109,5 +108,8 @@ def _options(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise ConfigError(f"option {text!r}: write name=value")
-        options[name] = yaml.safe_load(value)
+        try:
+            options[name] = parse_yaml(value)
+        except NotYaml:
+            raise ConfigError(f"option {text!r:.200}: the value is not YAML") from None
     return options

@@ -144,10 +144,10 @@ def _most_edges(config: RunConfig) -> tuple[int, int]:
         return budget.trajectories * layers, budget.trajectories
     schedule = _schedule(config.method, mode.max_response_tokens)
     edges, width = 0, 1
-    for layer in range(1, layers + 1):
+    for layer in range(1, min(layers, len(schedule)) + 1):
         width *= branching_at(schedule, layer)
         edges += width
-    return edges, width
+    return edges + width * max(0, layers - len(schedule)), width  # later layers go on with 1
 
 
 def _schedule(method: MethodConfig, response_tokens: int) -> tuple[int, ...]:

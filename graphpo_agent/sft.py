@@ -10,7 +10,7 @@ from graphpo_agent.errors import RunError
 from graphpo_agent.protocols import Engine
 from graphpo_agent.types import Demonstration
 
-__all__ = ["save_model", "warm_start", "with_observations"]
+__all__ = ["check_model_output", "warm_start", "with_observations"]
 
 
 def warm_start(
@@ -49,12 +49,13 @@ def with_observations(demonstration: Demonstration) -> Demonstration:
     return replace(demonstration, pieces=pieces)
 
 
-def save_model(engine: Engine, output: Path) -> None:
-    """Write the policy in the Hugging Face layout, replacing a model that lay there before.
+def check_model_output(output: Path) -> None:
+    """Raise RunError unless a model can be put there; ask before the work whose result it is.
 
-    Raises:
-        RunError: ``output`` is something else than a model directory.
+    A model directory may be there and would be replaced, anything else may not.
     """
     if output.exists() and not (output / "config.json").is_file():
         raise RunError(f"{output} exists and is no model directory: set another output")
-    engine.save_model(output)
+    above = next(parent for parent in output.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise RunError(f"output {output}: {above} is no directory")

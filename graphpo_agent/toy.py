@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.data.toy_hops import hops_phrases, make_hops
 from graphpo_agent.data.toy_kb import kb_phrases, make_kb
@@ -20,6 +18,7 @@ from graphpo_agent.rollout.dialects.base import Dialect, ToolCall
 from graphpo_agent.rollout.dialects.hermes import HermesDialect
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.types import Document, Finding, Piece, ToolResult
+from graphpo_agent.yaml_text import NotYaml, parse_yaml
 
 __all__ = ["WRITINGS", "make_toy"]
 
@@ -76,7 +75,10 @@ def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or name not in known:
         raise ConfigError(f"knob {text!r}: write name=value with one of {', '.join(sorted(known))}")
-    number = yaml.safe_load(value)
+    try:
+        number = parse_yaml(value)
+    except NotYaml:
+        raise ConfigError(f"knob {text!r:.200}: the value must be a number") from None
     whole = isinstance(number, int) and not isinstance(number, bool)
     if known[name] is int and not (whole and number >= 0):
         raise ConfigError(f"knob {text!r}: the value must be a whole number of at least 0")

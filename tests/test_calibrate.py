@@ -81,6 +81,8 @@ def test_a_directory_with_something_in_it_is_left_alone(arguments, graphs, tmp_p
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="exists already"):
         run(arguments, graphs, tmp_path)
+    with pytest.raises(RunError, match="is no directory"):
+        run(arguments, graphs, tmp_path / "notes.txt" / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -34,6 +34,13 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("train=5", "train: "),
         ("update.clip_low=1.5", "update.clip_low"),
         ("sampling.temperature=0", "sampling.temperature"),
+        ("train.steps=yes", "train.steps: Input should be a number, not true or false (got True)"),
+        ("method.pool_weight=true", "method.pool_weight: Input should be a number"),
+        ("mode.max_turns=99999999999999999999", "mode.max_turns: Input should be less than"),
+        ("seed=9223372036854775808", "seed: Input should be less than"),
+        ("output=''", "output: Input should be a path"),
+        ('model.path="a\\0"', "model.path: Input should be a path"),
+        ('tasks.train=[a, "b\\n"]', "tasks.train.1: Input should be a path"),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_key(override: str, says: str) -> None:
@@ -45,7 +52,9 @@ def test_a_bad_value_is_one_line_with_the_key(override: str, says: str) -> None:
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("override", ["train.steps", "=5", "output.deep=1", "seed=[1"])
+@pytest.mark.parametrize(
+    "override", ["train.steps", "=5", "output.deep=1", "seed=[1", "seed=2026-13-01"]
+)
 def test_a_malformed_override_names_itself(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(RunConfig, KB, [override])
@@ -83,7 +92,15 @@ def test_overrides_replace_values_and_make_sections() -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "cannot read"), ("a: [", "not YAML"), ("- 1", "mapping"), ("\xff", "not UTF-8")],
+    [
+        (None, "cannot read"),
+        ("", "mapping"),
+        ("a: [", "not YAML"),
+        ("a: 2026-13-01", "not YAML: month"),
+        ("seed: 1\nseed: 2", "not YAML: the key 'seed' occurs twice, line 2"),
+        ("- 1", "mapping"),
+        ("\xff", "not UTF-8"),
+    ],
 )
 def test_an_unusable_file_is_named(tmp_path: Path, text: str | None, says: str) -> None:
     path = tmp_path / "run.yaml"

@@ -60,6 +60,18 @@ def test_a_directory_that_is_no_model_is_not_replaced(
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("output", ["thesis.txt", "thesis.txt/policy", "."])
+def test_an_impossible_output_is_refused_before_the_work(
+    output: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    overrides = [f"output={tmp_path / output}", "model.path=/never/loaded"]
+    assert main(["sft", *sft_arguments(reach, *overrides)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(tmp_path) in error and "never" not in error
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

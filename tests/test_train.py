@@ -17,7 +17,7 @@ import graphpo_agent.train as train_module
 from graphpo_agent import commands
 from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
-from graphpo_agent.report.run_dir import locked
+from graphpo_agent.report.run_dir import RunDirectory, locked
 from graphpo_agent.rollout.grow import Grower
 from tests.worlds import Storm, run_arguments, start_command
 
@@ -222,10 +222,10 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
         ("update.betas=[1.0, 0.9]", "update.betas"),
         ("reward=os:sep", "os:sep"),
         ("reward=os:getcwd", "task, outcome"),
-        ("reward=graphpo_agent.rewards.qa", "write module:name"),
-        ("state={kind: key, function: 'os:getcwd'}", "(state)"),
+        ("reward=graphpo_agent.rewards.qa", "reward: 'graphpo_agent.rewards.qa': write module"),
+        ("state={kind: key, function: 'os:getcwd'}", "state.function: 'os:getcwd' cannot be"),
         ("mode.tools.search.class=tests.worlds:AnyArguments", "no run method"),
-        ("mode.tools.search.retriever=books", "retriever must be of type"),
+        ("mode.tools.search.retriever=books", "mode.tools.search: tools.search:SearchTool: retri"),
         ("mode.tools.search.topk=many", "topk is not valid: input should be a valid integer"),
         ("method.merge_treshold=0.9", "merge_treshold: unknown key"),
         ("method.schedule=[6,0]", "method.schedule.1"),
@@ -365,7 +365,7 @@ def test_a_run_that_never_reached_a_checkpoint_is_replaced(
     assert [row["step"] for row in rows(run)] == [0, 1]
 
 
-@pytest.mark.parametrize("damage", ["optimizer.pt", "metrics.jsonl"])
+@pytest.mark.parametrize("damage", ["optimizer.pt", "metrics.jsonl", "manifest.json"])
 def test_damage_is_named_before_anything_is_changed(
     damage: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -378,6 +378,23 @@ def test_damage_is_named_before_anything_is_changed(
     error = capsys.readouterr().err
     assert str(path) in error and error.count("\n") == 1
     assert before == {file: file.read_bytes() for file in run.rglob("*.jsonl")}
+
+
+def test_files_that_no_run_wrote_are_not_overwritten(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("my: own")
+    assert main(["train", *run_arguments(reach, tmp_path, "train.steps=1")]) == 2
+    assert f"{tmp_path / 'config.yaml'} is there" in capsys.readouterr().err
+    assert contents(tmp_path) == {tmp_path / "config.yaml": b"my: own"}
+
+
+def test_a_copy_of_a_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for name in ("step-000010", "step-000009", "step-000009.bak", "step-old", "step-1000000"):
+        (run.checkpoints_path / name).mkdir(parents=True)
+    names = [path.name for path in run.checkpoints()]
+    assert names == ["step-000009", "step-000010", "step-1000000"]
 
 
 @pytest.mark.parametrize("out", ["nowhere/x.jsonl", ".", "/dev/null"])

@@ -5,6 +5,8 @@ that holds ``<|im_end|>`` or a question that spells ``<|im_start|>system`` is en
 characters it consists of; only the chat template writes control tokens.
 """
 
+import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -20,6 +22,7 @@ from graphpo_agent.types import Message, Prompt
 
 __all__ = ["HfTokenizer", "check_model_directory"]
 
+_CONFIG_FILES = frozenset({"config.json", "tokenizer_config.json", "generation_config.json"})
 _PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
 """Private-use characters stand for the messages' contents while the chat template is rendered."""
 
@@ -32,21 +35,37 @@ def check_model_directory(name: str, required_file: str) -> bool:
         required_file: a file that a model directory must have.
 
     Raises:
-        ModelError: the path cannot be a hub name and is not a directory, or the file is missing.
+        ModelError: the path cannot be a hub name and is not a directory, or the file is missing,
+            or a configuration file in it is damaged.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / required_file).is_file():
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        if not os.path.isfile(os.path.join(path, required_file)):
             raise ModelError(
                 f"model directory {name}: {required_file} is missing; "
                 "name a directory written by save_pretrained"
             )
+        for file in sorted(_CONFIG_FILES & {*os.listdir(path)}):
+            _check_object(Path(path) / file)
         return True
-    if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name) or path.exists():
-        raise ModelError(f"model directory {name} does not exist; check the path")
+    in_hub = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name) and len(name) <= _LONGEST_HUB_NAME
+    if not in_hub or os.path.exists(path):
+        raise ModelError(f"model directory {name:.200} does not exist; check the path")
     return False
 
 
+def _check_object(path: Path) -> None:
+    """Raise ModelError unless a file holds a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not a valid JSON file: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object; copy it from the model again")
+
+
+_LONGEST_HUB_NAME = 193
+"""An owner and a name of 96 characters each."""
 _REMEMBERED = 512
 """Texts, and lists of token ids, whose counterparts are remembered."""
 
@@ -99,6 +118,11 @@ class HfTokenizer:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"tokenizer of {name} cannot be read: {_first_line(error)}") from error
+        if len(tokenizer.get_vocab()) == len(tokenizer.get_added_vocab()):
+            raise ModelError(
+                f"tokenizer of {name} knows no text, only {len(tokenizer.get_vocab())} control "
+                "tokens: copy tokenizer.json or the vocabulary files into it"
+            )
         return cls(tokenizer, _generation_eos_ids(name, local))
 
     def encode(self, text: str) -> list[int]:

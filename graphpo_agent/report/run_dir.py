@@ -56,6 +56,7 @@ class RunDirectory:
         self.metrics_path = path / "metrics.jsonl"
         self.graphs_path = path / "graphs.jsonl"
         self.config_path = path / "config.yaml"
+        self.manifest_path = path / "manifest.json"
         self.checkpoints_path = path / "checkpoints"
 
     @classmethod
@@ -71,8 +72,12 @@ class RunDirectory:
             raise RunError(
                 f"{path} already holds a run: continue it with --resume {path}, or set output=…"
             )
+        if not run.manifest_path.exists():
+            for own in (run.config_path, run.metrics_path, run.graphs_path, path / "report.html"):
+                if own.exists():
+                    raise RunError(f"{own} is there and no run wrote it: set another output=…")
         run.checkpoints_path.mkdir(parents=True, exist_ok=True)
-        write_atomically(run.path / "manifest.json", json.dumps(_manifest(seed, command), indent=2))
+        write_atomically(run.manifest_path, json.dumps(_manifest(seed, command), indent=2))
         run.metrics_path.write_text("")
         run.graphs_path.write_text("")
         write_atomically(run.config_path, config_yaml)
@@ -123,7 +128,8 @@ class RunDirectory:
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         found = self.checkpoints_path.glob("step-*")
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        steps = {path.name.removeprefix("step-"): path for path in found}
+        return [steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)]
 
     def latest_checkpoint(self) -> Path:
         """The newest complete checkpoint."""
@@ -155,11 +161,22 @@ class RunDirectory:
 
     def record_resume(self, config_yaml: str, command: Sequence[str]) -> None:
         """Keep the configuration with which the run goes on, and how it was called."""
-        path = self.path / "manifest.json"
-        manifest = json.loads(path.read_text())
+        manifest = self._read_manifest()
         manifest.setdefault("resumed", []).append(list(command))
-        write_atomically(path, json.dumps(manifest, indent=2))
+        write_atomically(self.manifest_path, json.dumps(manifest, indent=2))
         write_atomically(self.config_path, config_yaml)
+
+    def _read_manifest(self) -> dict[str, Any]:
+        try:
+            manifest = json.loads(self.manifest_path.read_text(encoding="utf-8"))
+            if isinstance(manifest, dict) and isinstance(manifest.get("resumed", []), list):
+                return manifest
+            reason = "it is not as a run writes it"
+        except (OSError, ValueError) as error:
+            reason = str(error)
+        raise RunError(
+            f"{self.manifest_path} is damaged ({reason}); put {{}} into it to go on without"
+        )
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import RunError
+from graphpo_agent.yaml_text import NotYaml, parse_yaml
 
 __all__ = ["Metrics", "RunFiles", "flatten", "read_run"]
 
@@ -137,9 +137,9 @@ def _parse_row(where: str, line: str) -> dict[str, float]:
 
 def _parse_yaml(path: Path, text: str) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RunError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        data = parse_yaml(text)
+    except NotYaml as error:
+        raise RunError(f"{path}: not YAML: {error}") from None
     return _mapping(path, data)
 
 

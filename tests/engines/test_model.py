@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import pytest
@@ -11,7 +12,12 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from graphpo_agent.engines.local.model import check_vocabulary, context_limit, load_model
+from graphpo_agent.engines.local.model import (
+    check_vocabulary,
+    context_limit,
+    load_model,
+    model_without_weights,
+)
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ModelError
 from graphpo_agent.rollout.scheduler import complete
@@ -38,6 +44,25 @@ def test_a_missing_file_is_one_line(model_dir, file):
     with pytest.raises(ModelError, match=file.split(".")[0]) as caught:
         load_model(str(model_dir))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"hidden_size": -8}, "negative dimension"),
+        ({"num_attention_heads": 0}, "zero"),
+        (None, "holds no JSON object"),
+    ],
+)
+def test_a_config_that_no_model_can_have_is_one_line(model_dir, change, says):
+    path = model_dir / "config.json"
+    config = None if change is None else json.loads(path.read_text()) | change
+    path.write_text(json.dumps(config))
+    for load in (load_model, lambda name: model_without_weights(name, torch.float32)):
+        with pytest.raises(ModelError, match=says) as caught:
+            load(str(model_dir))
+        assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_weight_file_is_one_line(model_dir):

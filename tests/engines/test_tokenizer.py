@@ -94,6 +94,25 @@ def test_a_directory_without_a_tokenizer_is_one_line(tmp_path: Path):
         HfTokenizer.load(str(tmp_path))
 
 
+def test_damaged_files_are_one_line_and_not_made_up_for(tokenizer_dir, tmp_path):
+    directory = Path(shutil.copytree(tokenizer_dir, tmp_path / "model"))
+    (directory / "generation_config.json").write_text('{"eos_token_id": 0')
+    with pytest.raises(ModelError, match=r"generation_config\.json is not a valid JSON"):
+        HfTokenizer.load(str(directory))
+    (directory / "generation_config.json").unlink()
+    (directory / "tokenizer.json").unlink()
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "Qwen2Tokenizer"  # which transformers makes without any words
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="knows no text"):
+        HfTokenizer.load(str(directory))
+
+
+def test_a_name_too_long_for_a_file_is_one_line():
+    with pytest.raises(ModelError, match="does not exist"):
+        HfTokenizer.load("a" * 300)
+
+
 def test_a_turn_break_is_what_the_chat_template_writes_around_a_reply(tokenizer, tokenizer_dir):
     messages = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "karo"}]
     reference = AutoTokenizer.from_pretrained(tokenizer_dir)

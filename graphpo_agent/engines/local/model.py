@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -20,6 +21,17 @@ __all__ = [
     "output_head",
     "usable_device",
 ]
+
+
+_WRONG_CONFIG = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    ZeroDivisionError,
+    StrictDataclassError,
+)
+"""What transformers makes of a config.json with values that no model can have."""
 
 
 def load_model(
@@ -41,9 +53,8 @@ def load_model(
         loaded = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, local_files_only=local, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"model {name} cannot be loaded: {reason}") from error
+    except (*_WRONG_CONFIG, SafetensorError) as error:
+        raise ModelError(f"model {name} cannot be loaded: {_reason(error)}") from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(name, info)
     context_limit(model.config)
@@ -75,9 +86,15 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(name, local_files_only=local)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"model {name} cannot be read: {reason}") from error
+    except _WRONG_CONFIG as error:
+        raise ModelError(f"model {name} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Its first line, and all of what is wrong with a value of config.json."""
+    if isinstance(error, StrictDataclassError):
+        return f"config.json: {' '.join(str(error).split())}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
