@@ -186,7 +186,11 @@ def test_further_seeds_and_methods_join(
         (["grpo"], ["seed=3"], "--seeds"),
         (["grpo"], ["tasks.heldout=null"], "held-out"),
         (["grpo"], ["model.path=/nowhere/model"], "/nowhere/model"),
-        (["grpo"], ["engine={kind: verl}"], "engine.kind verl is for train alone"),
+        (
+            ["grpo"],
+            ["engine={kind: verl, max_context_tokens: 128}"],
+            "engine.kind verl is for train alone",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(
