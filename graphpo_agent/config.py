@@ -18,6 +18,8 @@ from graphpo_agent.config_base import (
     Seed,
     Size,
     Strict,
+    Threads,
+    Url,
 )
 from graphpo_agent.config_methods import MethodConfig
 from graphpo_agent.config_verl import VerlEngineConfig
@@ -191,7 +193,7 @@ class HashingEmbedderConfig(Strict):
     """Hashed character n-grams: finds near-exact duplicates only."""
 
     kind: Literal["hashing"]
-    dimension: Positive = 1024
+    dimension: Annotated[Positive, Field(le=2**20)] = 1024
 
 
 class EncoderEmbedderConfig(Strict):
@@ -210,7 +212,7 @@ class OpenAIEmbedderConfig(Strict):
     """An endpoint that speaks OpenAI's ``/embeddings``."""
 
     kind: Literal["openai"]
-    base_url: str
+    base_url: Url
     model: str
     api_key_env: str | None = None
     """The environment variable that holds the key, where one is needed."""
@@ -222,7 +224,7 @@ class TeiEmbedderConfig(Strict):
     """A Text Embeddings Inference server."""
 
     kind: Literal["tei"]
-    url: str
+    url: Url
     prefix: str = ""
 
 
@@ -354,7 +356,7 @@ class RunConfig(Strict):
     output: FilePath
     """The run directory."""
     seed: Seed = 0
-    threads: Positive | None = None
+    threads: Threads | None = None
     """CPU threads for torch; None leaves torch's own choice."""
     model: ModelConfig
     engine: EngineConfig = LocalEngineConfig()
@@ -384,7 +386,7 @@ class SftConfig(Strict):
     output: FilePath
     """The directory that receives the warm-started model."""
     seed: Seed = 0
-    threads: Positive | None = None
+    threads: Threads | None = None
     model: ModelConfig
     demonstrations: FilePath
     observations: bool = False

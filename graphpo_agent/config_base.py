@@ -18,6 +18,8 @@ __all__ = [
     "Seed",
     "Size",
     "Strict",
+    "Threads",
+    "Url",
     "Whole",
 ]
 
@@ -39,6 +41,12 @@ def _can_name_a_file(value: str) -> str:
     return value
 
 
+def _is_url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("Input should be an address that begins with http:// or https://")
+    return value
+
+
 _Integer = Annotated[int, BeforeValidator(_no_boolean)]
 Whole = Annotated[_Integer, Field(le=_MOST)]
 Number = Annotated[float, BeforeValidator(_no_boolean)]
@@ -47,11 +55,13 @@ FilePath = Annotated[str, AfterValidator(_can_name_a_file)]
 
 Positive = Annotated[Whole, Field(ge=1)]
 Natural = Annotated[Whole, Field(ge=0)]
+Threads = Annotated[Positive, Field(le=4096)]
 Seed = Annotated[_Integer, Field(ge=0, lt=2**63)]
 Beta = Annotated[Number, Field(ge=0, lt=1)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 NonNegative = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Size = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+Url = Annotated[str, AfterValidator(_is_url)]
 Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
 

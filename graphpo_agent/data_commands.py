@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.data.jsonl import check_place
 from graphpo_agent.data.prepare import Summary
 from graphpo_agent.data.prepare import prepare as prepare_data
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
@@ -50,9 +51,10 @@ def prepare(
 
 
 def _check_apart(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
-    """Raise ConfigError where writing an output would lose an input or another output."""
+    """Raise an error where writing an output would lose an input, another output or a device."""
     taken = {path.resolve() for path in inputs}
     for path in outputs:
+        check_place(path)
         if path.resolve() in taken:
             raise ConfigError(f"output {path} is also an input or another output; name another")
         taken.add(path.resolve())

@@ -1,6 +1,7 @@
 """The verbs about data and documents, as a user calls them."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -164,3 +165,19 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, capsys, arguments, s
     error = process.stderr.read().strip().splitlines()[-1]
     assert error.startswith("graphpo: ") and says in error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flag", ["--out", "--parquet"])
+@pytest.mark.parametrize("place", ["pipe", "folder", "tasks.jsonl/x", "x" * 300])
+def test_prepare_writes_over_no_device_or_directory(tmp_path, capsys, flag, place) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    source = write(tmp_path / "tasks.jsonl", [{"question": "q", "answer": "a"}])
+    outputs = {"--out": str(tmp_path / "out.jsonl")} | {flag: str(tmp_path / place)}
+    arguments = [word for pair in outputs.items() for word in pair]
+    assert main(["data", "prepare", "webdancer", source, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("graphpo: ") and error.count("\n") == 1
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "folder").is_dir()
+    if place in ("pipe", "folder"):
+        assert "is not a file" in error and not (tmp_path / "out.jsonl").exists()

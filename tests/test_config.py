@@ -37,7 +37,13 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("train.steps=yes", "train.steps: Input should be a number, not true or false (got True)"),
         ("method.pool_weight=true", "method.pool_weight: Input should be a number"),
         ("mode.max_turns=99999999999999999999", "mode.max_turns: Input should be less than"),
+        ("threads=5000", "threads: Input should be less than or equal to 4096"),
         ("seed=9223372036854775808", "seed: Input should be less than"),
+        (
+            "state={kind: text, embedder: {kind: tei, url: host}}",
+            "state.embedder.url: Input should",
+        ),
+        ("state={kind: text, embedder: {kind: hashing, dimension: 1048577}}", "embedder.dimension"),
         ("output=''", "output: Input should be a path"),
         ('model.path="a\\0"', "model.path: Input should be a path"),
         ('tasks.train=[a, "b\\n"]', "tasks.train.1: Input should be a path"),

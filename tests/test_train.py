@@ -413,7 +413,8 @@ def test_a_corrupt_checkpoint_names_itself(
     run = tmp_path / "run"
     assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     progress = run / "checkpoints" / "step-000001" / "progress.json"
-    progress.write_text("{")
-    assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
-    assert str(progress) in capsys.readouterr().err
+    for damaged in ("{", "null", "{}"):
+        progress.write_text(damaged)
+        assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
+        assert str(progress) in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "nothing")]) == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphpo_agent.errors import DataError
 
-__all__ = ["checked_row", "parse_json", "read_rows", "write_rows"]
+__all__ = ["check_place", "checked_row", "parse_json", "read_rows", "write_rows"]
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -77,6 +77,17 @@ def checked_row(place: str, value: Any, escaped: bool) -> dict[str, Any]:
     return value
 
 
+def check_place(path: Path) -> None:
+    """Raise DataError where something else than a file lies, such as a device or a directory.
+
+    Renaming a new file onto ``/dev/null`` would take it away from the whole machine.
+    """
+    if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
+        raise DataError(
+            f"output {str(path)!r} is not a file and cannot be written over; name another"
+        )
+
+
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write one JSON object per line; the file appears, or is replaced, only when complete.
 
@@ -84,6 +95,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         DataError: the file cannot be written.
         ValueError: a row holds NaN or an infinite number.
     """
+    check_place(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -9,6 +9,7 @@ where there is only one: the prompt has to hold one.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from graphpo_agent.data.jsonl import check_place
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.types import Message, Task
 
@@ -101,8 +103,7 @@ def write_verl_parquet(
     """
     if trainer not in get_args(Trainer):
         raise ConfigError(f"parquet: {trainer!r} is none of {', '.join(get_args(Trainer))}")
-    if not path.name:
-        raise DataError(f"{path}: cannot be written (it names no file)")
+    check_place(path)
     partial = path.with_name(f".{path.name}.partial")
     given = prompts or {}
     rows = (
@@ -118,7 +119,8 @@ def write_verl_parquet(
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if os.path.exists(partial):  # false, too, for a name that no file can have
+            partial.unlink()
 
 
 def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from graphpo_agent.data.jsonl import read_rows, write_rows
+from graphpo_agent.data.jsonl import check_place, read_rows, write_rows
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.rewards.asearcher import ASearcherReward
@@ -131,8 +131,7 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
     """
     grade = grader(kind, options)
     target = Path(out)
-    if not target.name or (target.exists() and not target.is_file()):
-        raise DataError(f"output {out!r} is not a file")
+    check_place(target)
     if not target.parent.is_dir():
         raise DataError(f"output {out}: there is no directory {target.parent}")
     transcripts = _transcripts(Path(path), asked=kind == "judge")

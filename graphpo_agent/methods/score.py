@@ -1,6 +1,7 @@
 """``graphpo score``: the credit of every graph in a file, whoever made it."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
@@ -140,7 +141,7 @@ def score_file(
     if keep_classes and method_name != "graphpo":
         raise ConfigError(f"--keep-classes is not a setting of {method_name}, only of graphpo")
     path = Path(out)
-    if not path.name or (path.exists() and not path.is_file()):
+    if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
         raise DataError(f"output {out!r} is not a file")
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -153,7 +154,8 @@ def score_file(
     except OSError as error:
         raise DataError(f"{error.filename or path}: {error.strerror}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        if os.path.exists(partial):  # false, too, for a name that no file can have
+            partial.unlink()
 
 
 def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -> Iterator[str]:

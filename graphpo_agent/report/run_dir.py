@@ -144,7 +144,7 @@ class RunDirectory:
         """Cut the logs back to where a checkpoint was written, and say where that was."""
         path = checkpoint / "progress.json"
         try:
-            state = json.loads(path.read_text())
+            state = dict(json.loads(path.read_text()))
             sizes = {
                 self.metrics_path: int(state.pop("metrics_bytes")),
                 self.graphs_path: int(state.pop("graphs_bytes")),

@@ -17,6 +17,7 @@ from graphpo_agent.engines.local.model import (
     context_limit,
     load_model,
     model_without_weights,
+    usable_device,
 )
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ModelError
@@ -63,6 +64,13 @@ def test_a_config_that_no_model_can_have_is_one_line(model_dir, change, says):
         with pytest.raises(ModelError, match=says) as caught:
             load(str(model_dir))
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["meta", "toaster", ""])
+def test_a_device_that_cannot_compute_is_one_line(device):
+    with pytest.raises(ModelError, match=f"device '{device}' cannot be used") as caught:
+        usable_device(device)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_weight_file_is_one_line(model_dir):

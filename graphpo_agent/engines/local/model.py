@@ -69,10 +69,13 @@ def usable_device(name: str) -> torch.device:
         ModelError: torch knows none, or cannot use it here.
     """
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ModelError(f"device {name!r} cannot be used: {reason}") from error
+    if device.type == "meta":
+        raise ModelError(f"device {name!r} cannot be used: it holds no numbers")
+    return device
 
 
 def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
