@@ -160,7 +160,7 @@ def _merge(find_class: Callable[[str], Any], arguments: Sequence[str]) -> None:
     readers = [open_reader(_directory(find_class, part)) for part in parts]
     leaves = [leaf for reader in readers for leaf in _elements(reader.leaves())]
     settings = find_class("org.apache.lucene.index.IndexWriterConfig")(None)
-    # In this thread: one of Lucene's own that meets a full disk may leave this one waiting for ever.
+    # In this thread: where one of its own meets a full disk, Lucene may wait for it for ever.
     settings.setMergeScheduler(find_class("org.apache.lucene.index.SerialMergeScheduler")())
     writer = _writer_class()(_directory(find_class, out), settings)
     if leaves:
