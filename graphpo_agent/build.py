@@ -15,9 +15,7 @@ from graphpo_agent.config import (
     AgentMode,
     ASearcherDialectConfig,
     BudgetConfig,
-    FrozenSummaryState,
     HermesDialectConfig,
-    KeyState,
     LocalEngineConfig,
     ModelConfig,
     RunConfig,
@@ -30,6 +28,7 @@ from graphpo_agent.config import (
     VllmEngineConfig,
 )
 from graphpo_agent.config_methods import MethodConfig, PrmMethod
+from graphpo_agent.config_state import FrozenSummaryState, KeyState
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters

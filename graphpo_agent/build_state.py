@@ -1,6 +1,6 @@
 """Configuration → what says which states are the same."""
 
-from graphpo_agent.config import (
+from graphpo_agent.config_state import (
     EmbedderConfig,
     EncoderEmbedderConfig,
     FrozenSummaryState,

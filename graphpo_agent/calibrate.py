@@ -16,8 +16,9 @@ from graphpo_agent.build import (
 from graphpo_agent.build_method import build_method
 from graphpo_agent.build_state import build_state
 from graphpo_agent.calibration_files import summary, write_calibration
-from graphpo_agent.config import RunConfig, StateConfig
+from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config, read_yaml
+from graphpo_agent.config_state import StateConfig
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.errors import ConfigError, DataError, GraphError, RunError
 from graphpo_agent.evals.calibrate import CalibrateOptions, Calibration, calibrate_choices
@@ -34,6 +35,7 @@ from graphpo_agent.graph.arrays import BoolArray, IntArray
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.report.run_dir import check_above
 from graphpo_agent.types import Task
 
 __all__ = [
@@ -228,6 +230,4 @@ def _named_states(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _check_directory(out: Path) -> None:
     if not out.name or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
         raise RunError(f"output {out} exists already: name a new directory")
-    above = next(parent for parent in out.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise RunError(f"output {out}: {above} is no directory")
+    check_above(out)

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from graphpo_agent.net.checks import check_address
+
 __all__ = [
     "Beta",
     "FilePath",
@@ -41,10 +43,11 @@ def _can_name_a_file(value: str) -> str:
     return value
 
 
-def _is_url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError("Input should be an address that begins with http:// or https://")
-    return value
+def _is_address(value: str) -> str:
+    try:
+        return check_address(value)
+    except ValueError as error:
+        raise ValueError(f"Input should be an address: {error}") from None
 
 
 _Integer = Annotated[int, BeforeValidator(_no_boolean)]
@@ -61,7 +64,7 @@ Beta = Annotated[Number, Field(ge=0, lt=1)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 NonNegative = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Size = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
-Url = Annotated[str, AfterValidator(_is_url)]
+Url = Annotated[str, AfterValidator(_is_address)]
 Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
 

@@ -8,7 +8,6 @@ from graphpo_agent.config import (
     LocalEngineConfig,
     RunConfig,
     SegmentMode,
-    SummaryState,
     VerlEngineConfig,
     VllmEngineConfig,
 )
@@ -24,6 +23,7 @@ from graphpo_agent.config_methods import (
     TreePOMethod,
     TreeRLMethod,
 )
+from graphpo_agent.config_state import SummaryState
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,

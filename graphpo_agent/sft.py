@@ -8,6 +8,7 @@ import numpy as np
 
 from graphpo_agent.errors import RunError
 from graphpo_agent.protocols import Engine
+from graphpo_agent.report.run_dir import check_above
 from graphpo_agent.types import Demonstration
 
 __all__ = ["check_model_output", "warm_start", "with_observations"]
@@ -56,6 +57,4 @@ def check_model_output(output: Path) -> None:
     """
     if output.exists() and not (output / "config.json").is_file():
         raise RunError(f"{output} exists and is no model directory: set another output")
-    above = next(parent for parent in output.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise RunError(f"output {output}: {above} is no directory")
+    check_above(output)

@@ -1,10 +1,25 @@
-"""Checks of the numbers that a configuration gives to a tool, a retriever or a service."""
+"""Checks of the values that a configuration gives to a tool, a retriever or a service."""
 
 import math
+from urllib.parse import urlsplit
 
 from graphpo_agent.errors import ToolError
 
-__all__ = ["check_counts", "check_rate", "check_seconds"]
+__all__ = ["check_address", "check_counts", "check_rate", "check_seconds"]
+
+
+def check_address(url: str) -> str:
+    """Let the address of a service pass.
+
+    Raises:
+        ValueError: it is not http(s), or holds a name and a password.
+    """
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in ("http", "https"):
+        raise ValueError("an address begins with http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError("name and password do not belong into an address")
+    return url
 
 
 def check_counts(owner: str, *, least: int = 1, **counts: object) -> None:

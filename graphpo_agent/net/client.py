@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import requests
 
 from graphpo_agent.errors import QuotaError, ToolError
-from graphpo_agent.net.checks import check_counts, check_rate, check_seconds
+from graphpo_agent.net.checks import check_address, check_counts, check_rate, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.reply import Reply, Verdict, classify_json, classify_status
@@ -183,11 +182,7 @@ class HttpService:
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
         query = {**(params or {}), **self._secret_params}
         try:
-            parts = urlsplit(url)
-            if parts.scheme.lower() not in ("http", "https"):
-                raise ValueError("an address begins with http:// or https://")
-            if "@" in parts.netloc:
-                raise ValueError("name and password do not belong into an address")
+            check_address(url)
             return requests.Request(method, url, params=query, data=data, headers=sent).prepare()
         except ValueError as error:
             reason = self._redactor.text(" ".join(str(error).split()))

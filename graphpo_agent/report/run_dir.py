@@ -24,6 +24,7 @@ from graphpo_agent.errors import RunError
 __all__ = [
     "Progress",
     "RunDirectory",
+    "check_above",
     "check_output",
     "command_line",
     "locked",
@@ -203,6 +204,13 @@ def check_output(path: Path) -> None:
         raise RunError(f"output {path} is a device or pipe: name a file")
     if not path.parent.is_dir():
         raise RunError(f"output {path}: there is no directory {path.parent}")
+
+
+def check_above(directory: Path) -> None:
+    """Raise RunError unless a directory can be made there, with those above it."""
+    above = next(parent for parent in directory.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise RunError(f"output {directory}: {above} is no directory")
 
 
 def read_json(path: Path) -> Any:

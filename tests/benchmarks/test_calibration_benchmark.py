@@ -17,7 +17,7 @@ from benchmarks.calibration_parts.states import demonstrated_states, facts_found
 from benchmarks.calibration_parts.summarizer import train_summarizer
 from graphpo_agent.build_state import build_state
 from graphpo_agent.calibrate import load_states
-from graphpo_agent.config import FrozenSummaryState
+from graphpo_agent.config_state import FrozenSummaryState
 from graphpo_agent.encoder import EncoderEmbedder
 from graphpo_agent.local_chat import LocalChat
 from graphpo_agent.net.embeddings import TeiEmbedder
