@@ -11,6 +11,7 @@ raw numbers per world and one map of all worlds to ``benchmarks/results/``.
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from graphpo_agent.report.compare_page import (
     comparison_tables,
     draw_curves,
     machine_line,
+    points,
 )
-from graphpo_agent.report.compare_stats import read_comparison
+from graphpo_agent.report.compare_stats import Interval, read_comparison
 
 TUNING_SEED = 100
 
@@ -192,7 +194,8 @@ def _cell(name: str, record: Mapping[str, Any], methods: Mapping[str, Any]) -> s
     if name not in methods:
         return "–"
     found, chosen = methods[name]["final_accuracy"], record["settings"][name]
-    text = f"{100 * found['mean']:.1f} ± {100 * (found['half_width'] or float('nan')):.1f}"
+    half_width = math.nan if found["half_width"] is None else found["half_width"]
+    text = points(Interval(found["mean"], half_width), signs=False)
     if found["mean"] == max(each["final_accuracy"]["mean"] for each in methods.values()):
         text = f"**{text}**"
     return f"{text} ({chosen['prompts']}, {chosen['lr']:g})"

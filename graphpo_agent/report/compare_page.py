@@ -20,6 +20,7 @@ __all__ = [
     "comparison_tables",
     "draw_curves",
     "machine_line",
+    "points",
     "write_comparison",
 ]
 
@@ -94,7 +95,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
     yield f"|{' --- |' * (len(_ACCURACIES) + 1)}"
     for label in others:
         found = [comparison.difference(label, first, name) for name in _ACCURACIES]
-        yield f"| {label} | {' | '.join(_points(each, signs=True) for each in found)} |"
+        yield f"| {label} | {' | '.join(points(each, signs=True) for each in found)} |"
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _figures(curves: Sequence[Curve]) -> Iterator[list[Curve]]:
 
 def _cell(measure: str, found: Interval) -> str:
     if measure in _ACCURACIES:
-        return _points(found, signs=False)
+        return points(found, signs=False)
     if measure == "seconds":
         return duration(found.mean)
     if measure in ("tokens", "steps"):
@@ -172,11 +173,12 @@ def _cell(measure: str, found: Interval) -> str:
     return fixed(found.mean, 3 if measure == "entropy" else 1)
 
 
-def _points(found: Interval, signs: bool) -> str:
-    """Percent points: ``72.4 ± 1.9``."""
+def points(found: Interval, signs: bool) -> str:
+    """Percent points, ``72.4 ± 1.9``, the same from a record as from the runs."""
     if math.isnan(found.mean):
         return UNDEFINED
-    mean = signed(100 * found.mean, 1) if signs else fixed(100 * found.mean, 1)
+    share = round(100 * found.mean, 6)
+    mean = signed(share, 1) if signs else fixed(share, 1)
     return f"{mean} ± {fixed(100 * found.half_width, 1)}"
 
 
