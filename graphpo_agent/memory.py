@@ -101,6 +101,7 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
         sampler_bytes=held,
         sampled_tokens=kept,
         sampler_stays=on_cpu or config.engine.kind == "vllm",
+        device_type=device.type,
     )
     return estimate_memory(sizes, needs, compute_options(config))
 

@@ -1,7 +1,9 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
@@ -20,11 +22,16 @@ def tokenizer(tokenizer_dir: Path) -> HfTokenizer:
     return HfTokenizer.load(str(tokenizer_dir))
 
 
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
 @pytest.fixture
-def make_model(tokenizer: HfTokenizer) -> Callable[..., PreTrainedModel]:
+def make_model(tokenizer: HfTokenizer, device: torch.device) -> Callable[..., PreTrainedModel]:
     """``make_model("qwen2", limit=128)``: a fresh model with the tokenizer's vocabulary."""
 
     def make(family: str = "qwen2", limit: int = 128, spread: float = 0.3) -> PreTrainedModel:
-        return tiny_model(family, tokenizer.vocab_size, limit, spread)
+        return cast(Any, tiny_model(family, tokenizer.vocab_size, limit, spread)).to(device)
 
     return make

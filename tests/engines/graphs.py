@@ -44,12 +44,14 @@ def edge_logprobs(model, sample, node, temperature=1.0):
     """[trained tokens of the edge] log-probabilities and entropies from a row of its own."""
     path = path_tokens(sample, node)
     own = int(sample.offsets[node + 1] - sample.offsets[node])
-    logits = model(torch.tensor([path]), use_cache=False).logits[0, -own - 1 : -1]
+    logits = model(torch.tensor([path], device=model.device), use_cache=False).logits[
+        0, -own - 1 : -1
+    ]
     distribution = (logits / temperature).log_softmax(-1)
     mask = torch.tensor(sample.loss_mask[sample.offsets[node] : sample.offsets[node + 1]])
     picked = distribution[torch.arange(own), torch.tensor(path[-own:])]
     entropy = -(distribution.exp() * distribution).sum(-1)
-    return picked[mask], entropy[mask]
+    return picked[mask.to(model.device)], entropy[mask.to(model.device)]
 
 
 def with_rollout_logprobs(model, sample, noise, seed=0, temperature=1.0):
@@ -61,7 +63,7 @@ def with_rollout_logprobs(model, sample, noise, seed=0, temperature=1.0):
         with torch.no_grad():
             exact, _ = edge_logprobs(model, sample, node, temperature)
         drift = noise * rng.normal(size=len(exact))
-        logprobs[span[sample.loss_mask[span]]] = exact.float().numpy() + drift
+        logprobs[span[sample.loss_mask[span]]] = exact.float().cpu().numpy() + drift
     return replace(sample, logprobs=logprobs)
 
 

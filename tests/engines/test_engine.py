@@ -116,7 +116,12 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(make_model, toke
 
     def probability():
         with torch.no_grad():
-            return model(torch.tensor([[5, 6, 7]])).logits[0, -1].softmax(-1)[good].item()
+            return (
+                model(torch.tensor([[5, 6, 7]], device=model.device))
+                .logits[0, -1]
+                .softmax(-1)[good]
+                .item()
+            )
 
     before = probability()
     for step in range(3):
@@ -212,7 +217,7 @@ def test_imitation_trains_the_trained_pieces_and_the_end(make_model, tokenizer):
     prompt = tokenizer.render(DEMONSTRATIONS[0].messages)
     row = [*prompt, *pieces[0], *pieces[1], *pieces[2], tokenizer.eos_id]
     with torch.no_grad():
-        logprobs = model(torch.tensor([row])).logits[0, :-1].log_softmax(-1)
+        logprobs = model(torch.tensor([row], device=model.device)).logits[0, :-1].log_softmax(-1)
     nll = -logprobs[torch.arange(len(row) - 1), torch.tensor(row[1:])]
     start = len(prompt) - 1
     trained = [

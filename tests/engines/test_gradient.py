@@ -26,7 +26,10 @@ def per_edge_loss(model, samples, objective, aggregation, temperature=1.0, refer
         edges = []
         for node in range(1, len(sample.parent)):
             span = np.arange(sample.offsets[node], sample.offsets[node + 1])
-            old = torch.tensor(sample.logprobs[span[sample.loss_mask[span]]].astype(np.float64))
+            old = torch.tensor(
+                sample.logprobs[span[sample.loss_mask[span]]].astype(np.float64),
+                device=model.device,
+            )
             if not len(old):
                 continue
             new, entropy = edge_logprobs(model, sample, node, temperature)

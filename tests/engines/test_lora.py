@@ -22,7 +22,7 @@ UPDATING = UpdateOptions(
     learning_rate=0.01, minibatch_graphs=2, epochs=2, objective=Objective(kl=0.1), seed=5
 )
 SAMPLES = [random_sample(seed, 6 + seed) for seed in range(4)]
-IDS = torch.tensor([[5, 9, 30, 7, 8]])
+IDS = [[5, 9, 30, 7, 8]]
 
 
 def adapted(make_model, family="qwen2", options=OPTIONS, noise=0.1):
@@ -39,7 +39,7 @@ def adapted(make_model, family="qwen2", options=OPTIONS, noise=0.1):
 
 def logits(model):
     with torch.no_grad():
-        return model(IDS, use_cache=False).logits
+        return model(torch.tensor(IDS, device=model.device), use_cache=False).logits
 
 
 def trained_names(model):

@@ -230,10 +230,10 @@ def test_scores_equal_those_of_one_row_per_edge(make_model, family):
 def test_blocks_of_logits_change_neither_scores_nor_gradients(make_model):
     (batch,) = pack([random_sample(0), random_sample(1)], 10_000)
     results = []
-    for max_logits in (10**9, 7 * 400):
+    for held in (10**9, 7 * 400):
         model = make_model()
         with flat_passes(model, ComputeOptions()):
-            scores = score_tokens(model, batch, 1.0, ComputeOptions(), True, max_logits)
+            scores = score_tokens(model, batch, 1.0, ComputeOptions(), True, held)
             (scores.logprobs.sin() + 0.3 * scores.entropies).sum().backward()
         results.append([scores.logprobs, *(p.grad for p in model.parameters())])
     for whole, blocks in zip(*results, strict=True):

@@ -53,7 +53,7 @@ def literal_loss(model, samples, objective, aggregation, horizon, reference):
                 span = span[sample.loss_mask[span]]
                 if not len(span):
                     continue
-                old = torch.tensor(sample.logprobs[span].astype(np.float64))
+                old = torch.tensor(sample.logprobs[span].astype(np.float64), device=model.device)
                 new, entropy = edge_logprobs(model, sample, node)
                 own = sample.row_advantages
                 advantage = float(sample.advantages[0, node] if own is None else own[i])

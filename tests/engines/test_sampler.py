@@ -8,6 +8,7 @@ import torch
 
 from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.drawing import UniformNumbers
+from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
@@ -17,11 +18,11 @@ SAMPLING = SamplingParams()
 
 def naive_logprobs(model, prefix, continuation, temperature=1.0):
     """[n, V] log-probabilities at each token of ``continuation``: one row, no cache."""
-    ids = torch.tensor([[*prefix, *continuation]])
+    ids = torch.tensor([[*prefix, *continuation]], device=model.device)
     with torch.no_grad():
         logits = model(ids, use_cache=False).logits[0]
     start = len(prefix) - 1
-    return (logits[start : start + len(continuation)] / temperature).log_softmax(-1)
+    return (logits[start : start + len(continuation)] / temperature).log_softmax(-1).cpu()
 
 
 def check_completion(model, prefix, completion, temperature=1.0, tolerance=1e-10):
@@ -224,7 +225,7 @@ def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokeni
     requests = [SampleRequest(context, s, n, stop=()) for s, n in enumerate(lengths)]
     model.lm_head.register_forward_hook(
         lambda module, inputs, logits: logits.index_fill(
-            -1, torch.tensor(sorted(tokenizer.eos_ids)), -torch.inf
+            -1, torch.tensor(sorted(tokenizer.eos_ids), device=model.device), -torch.inf
         )
     )
     completions = complete(policy, requests, SAMPLING)
@@ -413,6 +414,49 @@ def test_sampling_leaves_the_models_own_attention_in_place(make_model, tokenizer
     policy = LocalPolicy(model, tokenizer)
     complete(policy, requests_for([policy.open([5])], 1), SAMPLING)
     assert model.config._attn_implementation == before
+
+
+def test_passes_padded_for_recording_draw_the_same(make_model, tokenizer):
+    def draw(padded):
+        model = make_model(limit=400)
+        policy = LocalPolicy(model, tokenizer)
+        # Where nothing can be recorded, as on a CPU, padded passes run as they are.
+        policy._recorded = RecordedPasses(policy._decode) if padded else None
+        contexts = [policy.open(prompt) for prompt in ([5, 9, 30], [7] * 60, list(range(3, 203)))]
+        requests = [
+            SampleRequest(context, 10 * c + s, 1 + 13 * s)
+            for c, context in enumerate(contexts)
+            for s in range(7)
+        ]
+        completions = complete(policy, requests, SAMPLING)
+        return [completion.token_ids for completion in completions], completions
+
+    exact, padded = draw(False), draw(True)
+    assert exact[0] == padded[0]
+    for one, other in zip(exact[1], padded[1], strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-10)
+
+
+def test_weights_are_rounded_once_for_a_rollout_and_given_back(make_model, tokenizer):
+    model = make_model(spread=0.02).float()
+    own = dict(model.named_parameters())
+    policy = LocalPolicy(model, tokenizer, autocast=True)
+    kinds, drawn = set(), []
+    model.lm_head.register_forward_pre_hook(lambda head, _: kinds.add(head.weight.dtype))
+    before = model.lm_head.weight.detach().clone()
+    for weight, rounds in ((before, False), (before, True), (before.flip(0), True), (before, True)):
+        with torch.no_grad():
+            model.lm_head.weight.copy_(weight)
+        policy._rounds = rounds  # without it, autocast rounds in every pass
+        kinds.clear()
+        request = SampleRequest(policy.open([5, 9, 30]), 3, 12)
+        (completion,) = complete(policy, [request], SAMPLING)
+        policy.release()
+        assert kinds == {torch.bfloat16 if rounds else torch.float32}
+        drawn.append((completion.token_ids, completion.logprobs))
+    assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
+    assert all(model.get_parameter(name) is value for name, value in own.items())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_sampled_frequencies_follow_the_models_probabilities(make_model, tokenizer):

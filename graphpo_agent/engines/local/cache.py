@@ -112,12 +112,14 @@ class Shelf:
     The rows in use are the first ones, without holes, so that all of them are one batch.
 
     Attributes:
+        capacity: C.
         members: [rows in use] which continuation each row belongs to.
         lengths: [rows in use] tokens whose keys and values each row holds.
     """
 
     def __init__(self, shape: KVShape, capacity: int, most_rows: int) -> None:
         """Args: what a token is made of, C, and how many rows are made ahead at most."""
+        self.capacity = capacity
         self._most_rows = most_rows
         self.members: IntArray = np.empty(0, np.int64)
         self.lengths: IntArray = np.empty(0, np.int64)
@@ -170,28 +172,55 @@ class Shelf:
         self.members, self.lengths = self.members[:num_kept], self.lengths[:num_kept]
 
     @property
+    def num_held(self) -> int:
+        """Rows for which memory is held, in use or not."""
+        return self._rows.shape[1]
+
+    @property
     def num_columns(self) -> int:
         """Tokens for which memory is held, in use or not."""
-        return self._rows.shape[1] * self._rows.shape[3]
+        return self.num_held * self.capacity
+
+    @property
+    def address(self) -> int:
+        """Where in memory the rows are; they move when more are held, or fewer."""
+        return self._rows.data_ptr()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self._rows.device
 
     def has_room(self, num_rows: int) -> bool:
         """Whether so many rows more take no memory."""
-        return len(self.members) + num_rows <= self._rows.shape[1]
+        return len(self.members) + num_rows <= self.num_held
 
     def trim(self) -> None:
         """Give memory back where less than a quarter of it is in use."""
         used = len(self.members)
-        if 4 * used < self._rows.shape[1]:
+        if 4 * used < self.num_held:
             self._rows = self._rows[:, :used].clone()
 
     def begin(self) -> None:
-        """One token more in every row: where it goes, and what it sees."""
+        """One token more in every row."""
         self.lengths += 1
-        last = self._tensor(self.lengths - 1)
-        columns = torch.arange(int(self.lengths.max()), device=last.device)
+
+    def look(self, last: Tensor, num_columns: int) -> None:
+        """Where the new tokens of a pass go, and what they see.
+
+        Args:
+            last: [R] the column of each row's new token, for the first rows that are held.
+            num_columns: T, beyond all of them.
+        """
+        columns = torch.arange(num_columns, device=last.device)
         mask = torch.where(columns > last[:, None], self._unseen, self._seen)
         self._places = (torch.arange(len(last), device=last.device), last)
         self._mask = mask[:, None, None]
+
+    @property
+    def num_looking(self) -> int:
+        """R: rows of the pass, those not in use included."""
+        return len(self._places[1])
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
@@ -221,7 +250,7 @@ class Shelf:
         )[:, :, 0]
 
     def _reserve(self, num_rows: int) -> None:
-        held = self._rows.shape[1]
+        held = self.num_held
         if num_rows > held:
             shape = list(self._rows.shape)
             shape[1] = max(num_rows, min(self._most_rows, max(_FIRST_ROWS, 2 * held)))

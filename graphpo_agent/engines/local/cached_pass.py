@@ -76,10 +76,9 @@ class CachedPass:
     """
 
     def __init__(self, pool: KVPool, shelves: Sequence[Shelf], pieces: Sequence[Piece]) -> None:
-        """Args: the pool, the shelves with rows (begun), and the pieces in the order of N."""
+        """Args: the pool, the shelves that have looked, and the pieces in the order of N."""
         self._pool = pool
         self._shelves = shelves
-        self._num_rows = sum(len(shelf.members) for shelf in shelves)
         self._groups = [_group(group, start, pool) for start, group in _groups(pieces)]
         own = [piece.run.slots[-len(piece.run.token_ids) :] for piece in pieces]
         slots = [slot[piece.start : piece.end] for slot, piece in zip(own, pieces, strict=True)]
@@ -102,7 +101,7 @@ class CachedPass:
         queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
         outputs, start = [], 0
         for shelf in self._shelves:
-            part = slice(start, start + len(shelf.members))
+            part = slice(start, start + shelf.num_looking)
             outputs.append(shelf.attend(layer, queries[part], keys[part], values[part], scaling))
             start = part.stop
         if self._new_slots is not None:

@@ -161,7 +161,8 @@ def block_attention(
     check_plain(extras)
     flat_layout = handed_on(flat_layout)
     query, key = query.to(value.dtype), key.to(value.dtype)
-    if query.device.type == "cuda":
+    # The kernel is made for heads of at least 16 and has no float64.
+    if query.device.type == "cuda" and query.shape[3] >= 16 and query.dtype != torch.float64:
         out = _compiled_flex_attention()(
             query, key, value, block_mask=flat_layout.blocks, scale=scaling, enable_gqa=True
         )

@@ -24,10 +24,15 @@ from graphpo_agent.engines.local.token_scores import token_scores
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["MAX_LOGITS", "TokenScores", "check_flat_layout", "flat_passes", "score_tokens"]
+__all__ = ["TokenScores", "check_flat_layout", "flat_passes", "max_logits", "score_tokens"]
 
-MAX_LOGITS = 2**26
-"""Logits held at once; a longer row is done in blocks whose logits are computed twice."""
+
+def max_logits(device_type: str) -> int:
+    """Logits held at once; a longer row is done in blocks whose logits are computed twice.
+
+    On a CPU larger blocks leave its caches; on a GPU smaller ones leave it idle.
+    """
+    return 2**26 if device_type == "cpu" else 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ def score_tokens(
     temperature: float,
     compute: ComputeOptions,
     entropy_gradient: bool = False,
-    max_logits: int = MAX_LOGITS,
+    held: int | None = None,
 ) -> TokenScores:
     """Run the model over a flat row; call inside ``flat_passes(model, compute)``.
 
@@ -82,7 +87,7 @@ def score_tokens(
         temperature: divides the logits, as in sampling; > 0.
         compute: how.
         entropy_gradient: whether the entropies carry a gradient.
-        max_logits: logits of more rows than that are never held together.
+        held: logits that are held at once; None for ``max_logits``.
     """
     device = model.device
     dtype = torch.bfloat16 if compute.autocast else model.dtype
@@ -95,7 +100,12 @@ def score_tokens(
             flat_layout=flat_layout(batch, compute.attention, dtype, device),
         ).last_hidden_state[0]
         return _score_blocks(
-            output_head(model), hidden_N_d, batch, temperature, entropy_gradient, max_logits
+            output_head(model),
+            hidden_N_d,
+            batch,
+            temperature,
+            entropy_gradient,
+            held or max_logits(device.type),
         )
 
 
@@ -105,12 +115,12 @@ def _score_blocks(
     batch: PackedBatch,
     temperature: float,
     entropy_gradient: bool,
-    max_logits: int,
+    held: int,
 ) -> TokenScores:
     device = hidden_N_d.device
     hidden_M_d = hidden_N_d.index_select(0, _tensor(batch.predictors, device))
     targets_M = _tensor(batch.target_ids, device)
-    block = max(1, max_logits // head.weight.shape[0])
+    block = max(1, held // head.weight.shape[0])
     if len(targets_M) <= block:
         return TokenScores(*_score(head, hidden_M_d, targets_M, temperature, entropy_gradient))
     parts = [
@@ -168,9 +178,7 @@ def _score(
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
     with torch.autocast(logits.device.type, enabled=False):
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        scaled = logits if temperature == 1.0 else logits / temperature
-        return token_scores(scaled, targets, entropy_gradient)
+        return token_scores(logits, targets, temperature, entropy_gradient)
 
 
 def _tensor(array: NDArray[np.int64], device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from graphpo_agent.engines.local.forward import MAX_LOGITS
+from graphpo_agent.engines.local.forward import max_logits
 from graphpo_agent.engines.local.options import ComputeOptions
 
 __all__ = [
@@ -72,6 +72,7 @@ class UpdateSizes:
         sampler_bytes: what the sampler may hold beside ``sampled_tokens``.
         sampled_tokens: tokens whose keys and values the sampler keeps until the end of a step.
         sampler_stays: whether the sampler keeps its memory during the update.
+        device_type: where it is computed, as torch names it.
     """
 
     max_tokens: int
@@ -82,6 +83,7 @@ class UpdateSizes:
     sampler_bytes: int = 0
     sampled_tokens: int = 0
     sampler_stays: bool = False
+    device_type: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,9 @@ def estimate_memory(
     sampler = update.sampler_bytes + update.sampled_tokens * _token_bytes(model, compute)
     updating = gradients + optimizer + activations + logits
     updating += sampler if update.sampler_stays else 0
-    sampling = sampler + (0 if update.offload else optimizer)
+    # The sampler of float32 weights multiplies by copies of them.
+    rounded = weights // 2 if compute.autocast and model.itemsize == _MASTER_BYTES else 0
+    sampling = sampler + rounded + (0 if update.offload else optimizer)
     return MemoryEstimate(
         weights,
         reference,
@@ -194,10 +198,13 @@ def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions
 def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
     """Logits and probabilities in float32 or more, beside bfloat16 logits where there are any.
 
-    At a temperature other than 1 the forward pass holds the logits twice for a moment.
+    At a temperature other than 1 the forward pass holds the logits twice for a moment. On a GPU it
+    is the logits and their gradient.
     """
-    rows = min(update.max_tokens, max(1, MAX_LOGITS // model.vocabulary))
+    rows = min(update.max_tokens, max(1, max_logits(update.device_type) // model.vocabulary))
     product = _product_bytes(model, compute)
+    if update.device_type != "cpu":
+        return rows * model.vocabulary * 2 * product
     rounded = product if product < _MASTER_BYTES else 0
     return rows * model.vocabulary * (2 * max(product, _MASTER_BYTES) + rounded)
 

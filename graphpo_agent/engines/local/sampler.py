@@ -26,6 +26,8 @@ from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, draw
 from graphpo_agent.engines.local.model import context_limit, output_head
 from graphpo_agent.engines.local.packing import ranges
+from graphpo_agent.engines.local.recorded_passes import RecordedPasses
+from graphpo_agent.engines.local.rounded_weights import RoundedWeights
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import Completion, Context, SampleRequest, SamplingParams
 
@@ -86,6 +88,10 @@ class LocalPolicy:
         self._autocast = (
             torch.autocast(model.device.type, torch.bfloat16) if autocast else nullcontext()
         )
+        self._rounds = autocast
+        self._rounded: RoundedWeights | None = None
+        on_gpu = model.device.type == "cuda"
+        self._recorded = RecordedPasses(self._decode) if on_gpu else None
         with self._autocast:
             self._shape = kv_shape(model)
         self._max_columns = max_batch_bytes // self._shape.bytes_per_token
@@ -144,8 +150,7 @@ class LocalPolicy:
         self._admit()
         if self._columns:
             if not self._busy:
-                self._attention.enter_context(attention(self._model, "graphpo_cached"))
-                self._busy = True
+                self._get_busy()
             with self._autocast:
                 running, hidden = self._compute()
                 started, started_hidden = self._start()
@@ -165,6 +170,9 @@ class LocalPolicy:
     def release(self) -> None:
         """Forget every context and unfinished continuation, and free their memory."""
         self._idle()
+        self._rounded = None
+        if self._recorded is not None:
+            self._recorded.clear()
         self._contexts.clear()
         self._pool.clear()
         for shelf in self._shelves.values():
@@ -183,8 +191,16 @@ class LocalPolicy:
         self._running = Running(self.tokenizer.eos_ids, self._stops)
         self._ended: list[tuple[int, Completion]] = []
 
+    def _get_busy(self) -> None:
+        """Give the model the attention and the weights that it samples with."""
+        self._attention.enter_context(attention(self._model, "graphpo_cached"))
+        if self._rounds:
+            self._rounded = self._rounded or RoundedWeights(self._model)
+            self._attention.enter_context(self._rounded.in_place())
+        self._busy = True
+
     def _idle(self) -> None:
-        """Give the model its own attention back."""
+        """Give the model its own attention and weights back."""
         self._attention.close()
         self._busy = False
 
@@ -219,22 +235,39 @@ class LocalPolicy:
         running = np.concatenate([np.empty(0, np.int64), *(shelf.members for shelf in shelves)])
         if not len(running) and not pieces:
             return running, self._head.weight[:0]
+        if self._recorded is not None and not pieces:
+            last = [self._running.last[shelf.members] for shelf in shelves]
+            return running, torch.cat(list(map(self._recorded.hidden, shelves, last)))
+        for shelf in shelves:
+            shelf.look(self._tensor(shelf.lengths - 1), int(shelf.lengths.max()))
         tokens = [piece.run.token_ids[piece.start : piece.end] for piece in pieces]
         positions = [
             np.arange(piece.num_keys - len(own), piece.num_keys)
             for piece, own in zip(pieces, tokens, strict=True)
         ]
-        hidden = self._model.base_model(
-            input_ids=self._tensor(np.concatenate([self._running.last[running], *tokens]))[None],
-            position_ids=self._tensor(
-                np.concatenate([*(shelf.lengths - 1 for shelf in shelves), *positions])
-            )[None],
-            attention_mask=self._no_mask,
-            use_cache=False,
-            cached_pass=CachedPass(self._pool, shelves, pieces),
-        ).last_hidden_state[0]
+        hidden = self._hidden(
+            self._tensor(np.concatenate([self._running.last[running], *tokens])),
+            self._tensor(np.concatenate([*(shelf.lengths - 1 for shelf in shelves), *positions])),
+            CachedPass(self._pool, shelves, pieces),
+        )
         self._settle(pieces, hidden[len(running) :])
         return running, hidden[: len(running)]
+
+    def _decode(self, shelf: Shelf, inputs: Tensor, num_columns: int) -> Tensor:
+        """A pass over one shelf: [P, d] hidden states of [2, P] tokens and columns."""
+        tokens, last = inputs
+        shelf.look(last, num_columns)
+        return self._hidden(tokens, last, CachedPass(self._pool, [shelf], []))
+
+    def _hidden(self, token_ids: Tensor, position_ids: Tensor, cached_pass: CachedPass) -> Tensor:
+        """[N, d] of N tokens and their places in their contexts."""
+        return self._model.base_model(
+            input_ids=token_ids[None],
+            position_ids=position_ids[None],
+            attention_mask=self._no_mask,
+            use_cache=False,
+            cached_pass=cached_pass,
+        ).last_hidden_state[0]
 
     def _settle(self, pieces: Sequence[Piece], hidden: Tensor) -> None:
         """Write down what is now known of the nodes of the runs; ``hidden`` is [M, d]."""

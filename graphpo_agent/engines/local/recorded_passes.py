@@ -1,0 +1,100 @@
+"""Decoding passes on a GPU, recorded as CUDA graphs.
+
+A pass over one token of every row is hundreds of kernels so small that starting them takes longer
+than running them. It is the same kernels on the same memory every time, as long as a shelf stays
+where it is: recorded once, all of them start together. Rows and columns are padded to powers of
+two, so that a few recordings serve a whole rollout.
+
+Shapes: R rows in use, P padded rows, d hidden size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graphpo_agent.engines.local.cache import Shelf
+
+__all__ = ["RecordedPasses"]
+
+DecodingPass = Callable[[Shelf, Tensor, int], Tensor]
+"""``compute(shelf, inputs, num_columns)``: [P, d] hidden states of [2, P] tokens and columns."""
+
+_FEWEST_ROWS = 8
+_FEWEST_COLUMNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A graph, the [2, P] inputs that it reads and the [P, d] hidden states that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    hidden: Tensor
+
+
+class RecordedPasses:
+    """Runs the passes of shelves: the first of a size as it is, from the second on recorded.
+
+    A model whose pass cannot be recorded, such as one that looks at its numbers to decide what to
+    compute, runs as it is.
+    """
+
+    def __init__(self, compute: DecodingPass) -> None:
+        """Args: what computes a pass, always in the same memory for the same shelf."""
+        self._compute = compute
+        self._recordings: dict[tuple[int, ...], _Recording | None] = {}
+        self._works = True
+
+    def clear(self) -> None:
+        """Forget all recordings and free their memory; to be called before the weights move."""
+        self._recordings = {}
+
+    def hidden(self, shelf: Shelf, token_ids: NDArray[np.int64]) -> Tensor:
+        """[R, d] hidden states of the next token of every row of a shelf that has begun.
+
+        They are overwritten by the shelf's next pass.
+        """
+        num_rows = len(token_ids)
+        rows = min(shelf.num_held, max(_FEWEST_ROWS, _power_of_two(num_rows)))
+        longest = int(shelf.lengths.max())
+        columns = min(shelf.capacity, max(_FEWEST_COLUMNS, _power_of_two(longest)))
+        inputs = np.zeros((2, rows), np.int64)
+        inputs[0, :num_rows], inputs[1, :num_rows] = token_ids, shelf.lengths - 1
+        key = (shelf.address, shelf.capacity, shelf.num_held, rows, columns)
+        return self._run(shelf, torch.from_numpy(inputs), columns, key)[:num_rows]
+
+    def _run(self, shelf: Shelf, inputs: Tensor, columns: int, key: tuple[int, ...]) -> Tensor:
+        if self._works and key in self._recordings:
+            recording = self._recordings[key] or self._record(shelf, inputs, columns)
+            if recording is not None:
+                self._recordings[key] = recording
+                recording.inputs.copy_(inputs)
+                recording.graph.replay()
+                return recording.hidden
+        self._recordings[key] = None
+        return self._compute(shelf, inputs.to(shelf.device), columns)
+
+    def _record(self, shelf: Shelf, inputs: Tensor, columns: int) -> _Recording | None:
+        """None where the pass cannot be recorded."""
+        own = inputs.to(shelf.device)
+        try:
+            graph = torch.cuda.CUDAGraph()
+            # Other threads, such as a reward model's, may use the GPU meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                hidden = self._compute(shelf, own, columns)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            self._works = False
+            self.clear()
+            return None
+        return _Recording(graph, own, hidden)
+
+
+def _power_of_two(number: int) -> int:
+    """The least one that is not smaller."""
+    return 1 << (number - 1).bit_length()
