@@ -8,6 +8,7 @@
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
 ``growth``    how time and memory grow with graph, segment, batch and model
 ``profile``   where the time of a training step goes
+``gpu``       update, sampling and a step on a GPU; not a part of ``all`` (about 5 minutes)
 
 Every part writes ``engine-<part>.md`` and ``.json`` to ``benchmarks/results/``.
 """
@@ -33,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=(*PARTS, "all"))
+    parser.add_argument("part", choices=(*PARTS, "gpu", "all"))
     parser.add_argument("--quick", action="store_true", help="smallest settings, to try it out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the results")
     options = parser.parse_args()

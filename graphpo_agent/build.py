@@ -193,7 +193,12 @@ def gib(count: float) -> int:
 def compute_options(config: RunConfig) -> ComputeOptions:
     """How passes are computed."""
     update = config.update
-    return ComputeOptions(update.attention, config.model.autocast, update.gradient_checkpointing)
+    return ComputeOptions(
+        update.attention,
+        config.model.autocast,
+        update.gradient_checkpointing,
+        update.compile_layers,
+    )
 
 
 def device_of(config: ModelConfig) -> str:

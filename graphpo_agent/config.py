@@ -234,6 +234,9 @@ class UpdateConfig(Strict):
     of a pass, for a GPU (on a CPU it has quadratic cost)."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, one more forward pass."""
+    compile_layers: bool = False
+    """Fuse the small operations of each layer with torch.compile, for a GPU: a faster update that
+    needs less memory, after some seconds of compiling in the first step."""
     offload_optimizer: bool = False
     """Between updates the optimiser's state waits in the CPU's memory; without effect on a CPU."""
 

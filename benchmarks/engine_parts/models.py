@@ -32,11 +32,14 @@ class Size:
     heads: int
     vocabulary: int
     intermediate: int
+    key_heads: int = 0
+    """0: as many as query heads."""
 
     @property
     def matrices(self) -> int:
         """Weights of the layers' matrices, by which every computed token is multiplied."""
-        return self.layers * self.hidden * (4 * self.hidden + 3 * self.intermediate)
+        keys = self.hidden * (self.key_heads or self.heads) // self.heads
+        return self.layers * self.hidden * (2 * self.hidden + 2 * keys + 3 * self.intermediate)
 
 
 SIZES = {
@@ -50,13 +53,16 @@ SIZES = {
 """By name, which is about the number of parameters, the tied embeddings included."""
 
 
-def make_model(size: Size, never: Sequence[int] = (), context: int = 8192) -> PreTrainedModel:
+def make_model(
+    size: Size, never: Sequence[int] = (), context: int = 8192, device: str = "cpu"
+) -> PreTrainedModel:
     """A model in float32 and evaluation mode.
 
     Args:
         size: its architecture.
         never: tokens that must never be sampled, such as the end of a sequence.
         context: the longest prompt and response together.
+        device: where it is made.
     """
     config = Qwen2Config(
         vocab_size=size.vocabulary,
@@ -64,7 +70,7 @@ def make_model(size: Size, never: Sequence[int] = (), context: int = 8192) -> Pr
         intermediate_size=size.intermediate,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
-        num_key_value_heads=size.heads,
+        num_key_value_heads=size.key_heads or size.heads,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         initializer_range=0.02,
@@ -72,7 +78,7 @@ def make_model(size: Size, never: Sequence[int] = (), context: int = 8192) -> Pr
         bos_token_id=None,
         dtype="float32",
     )
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device(device):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config)
         _rule_out(model, never)
@@ -90,15 +96,27 @@ def _rule_out(model: PreTrainedModel, never: Sequence[int]) -> None:
     weight[list(never), 0] = -100.0
 
 
-def save_model(directory: Path, size: Size, context: int = 1024) -> None:
-    """Save model and tokenizer in the Hugging Face layout; the vocabulary is the tokenizer's."""
+def save_model(
+    directory: Path, size: Size, context: int = 1024, known: int = 0, device: str = "cpu"
+) -> None:
+    """Save model and tokenizer in the Hugging Face layout.
+
+    Args:
+        directory: where.
+        size: the model's architecture.
+        context: its longest prompt and response together.
+        known: tokens of the tokenizer, about; 0: the model's vocabulary, which is then made to fit.
+            Tokens beyond it are never sampled.
+        device: where the model is made.
+    """
     tokenizer = make_toy_tokenizer(
-        questions(8), phrases=[f" {n}" for n in range(size.vocabulary - 400)]
+        questions(8), phrases=[f" {n}" for n in range((known or size.vocabulary) - 400)]
     )
     tokenizer.padding_side = "left"
     eos, pad = cast(tuple[int, int], (tokenizer.eos_token_id, tokenizer.pad_token_id))
-    fitting = replace(size, vocabulary=len(tokenizer))
-    model = make_model(fitting, (eos, pad), context)
+    fitting = size if known else replace(size, vocabulary=len(tokenizer))
+    never = (eos, pad, *range(len(tokenizer), fitting.vocabulary))
+    model = make_model(fitting, never, context, device)
     model.config.eos_token_id, model.config.pad_token_id = eos, pad
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad, do_sample=True)
     transformers_logging.disable_progress_bar()

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from graphpo_agent.engines.local.forward import max_logits
 from graphpo_agent.engines.local.loss import Objective, clipped_objective
+from graphpo_agent.engines.local.token_scores import token_scores
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["Row", "TokenData", "edge_rows", "path_rows", "train_on_rows"]
@@ -102,7 +105,7 @@ def train_on_rows(
         for line, row in zip(token_ids, batch, strict=True):
             line[: len(row.source) - 1] = data.token_ids[row.source[:-1]]
         hidden = model.base_model(
-            input_ids=torch.from_numpy(token_ids), use_cache=False
+            input_ids=torch.from_numpy(token_ids).to(model.device), use_cache=False
         ).last_hidden_state
         loss = _loss(model, hidden, batch, data, every_position)
         loss.backward()
@@ -120,22 +123,37 @@ def _loss(
         for row in rows
     ]
     line = np.repeat(np.arange(len(rows)), [len(p) for p in picked])
-    predictors = torch.from_numpy(line * hidden.shape[1] + np.concatenate(picked) - 1)
+    places = line * hidden.shape[1] + np.concatenate(picked) - 1
+    predictors = torch.from_numpy(places).to(hidden.device)
     source = np.concatenate([row.source[p] for row, p in zip(rows, picked, strict=True)])
     counted = np.concatenate([row.trained[p] for row, p in zip(rows, picked, strict=True)])
     head = cast(nn.Module, model.get_output_embeddings())
-    logits = head(hidden.flatten(0, 1).index_select(0, predictors))
-    targets = torch.from_numpy(data.token_ids[source])
-    logprobs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    tokens = clipped_objective(
-        logprobs,
-        _float(data.old_logprobs[source]),
-        _float(np.where(counted, data.advantages[source], 0.0))[None],
-        torch.zeros(()),
-        None,
-        Objective(),
+    targets = torch.from_numpy(data.token_ids[source]).to(hidden.device)
+    logprobs = _logprobs(head, hidden.flatten(0, 1).index_select(0, predictors), targets)
+    old, advantages, weights = (
+        torch.from_numpy(np.ascontiguousarray(values)).to(hidden.device, torch.float32)
+        for values in (
+            data.old_logprobs[source],
+            np.where(counted, data.advantages[source], 0.0),
+            data.weights[source] * counted,
+        )
     )
-    return (_float(data.weights[source] * counted) * tokens.loss).sum()
+    entropies = torch.zeros((), device=hidden.device)
+    tokens = clipped_objective(logprobs, old, advantages[None], entropies, None, Objective())
+    return (weights * tokens.loss).sum()
+
+
+def _logprobs(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+    """On a CPU torch's own log-softmax; on a GPU blocks, as this project does it: the same head."""
+    if hidden.device.type == "cpu":
+        return head(hidden).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    rows = max_logits(hidden.device.type) // cast(Tensor, head.weight).shape[0]
+
+    def score(hidden: Tensor, targets: Tensor) -> Tensor:
+        return token_scores(head(hidden), targets)[0]
+
+    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+    return torch.cat([cast(Tensor, checkpoint(score, *p, use_reentrant=False)) for p in parts])
 
 
 def _batches(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
@@ -166,7 +184,3 @@ def _row(sample: TrainingSample, start: int, path: list[int], owned: list[int]) 
     owner = np.repeat(path, [len(span) for span in spans])
     trained = sample.loss_mask[tokens] & np.isin(owner, owned)
     return Row(tokens + start, trained, prompt=len(spans[0]))
-
-
-def _float(values: NDArray[np.float64]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).float()

@@ -38,7 +38,17 @@ from graphpo_agent.types import Outcome, PathState, SampleRequest, SamplingParam
 from .machine import ROOT, machine, table, write_result
 from .models import SIZES, questions, save_model
 
-__all__ = ["Case", "Workload", "run", "workload"]
+__all__ = [
+    "Case",
+    "Workload",
+    "decode_by_layer",
+    "decode_flat",
+    "generate",
+    "grow",
+    "run",
+    "tokens_per_second",
+    "workload",
+]
 
 SAMPLING = SamplingParams()
 
@@ -113,13 +123,13 @@ def measure(case: Case, repeats: int, directory: Path) -> dict[str, Any]:
     flat = [prompts[i % len(prompts)] for i in range(rows)]
     calls: dict[str, Callable[[], int]] = {
         "graph": lambda: sum(r.ledger.generated_tokens for r in grow(work, policy)),
-        "flat": lambda: _flat(policy, flat, length),
-        "same sizes": lambda: _by_layer(policy, prompts, rollouts, case.segment),
-        "transformers, flat": lambda: len(flat) * _generate(model, flat, length)[1],
+        "flat": lambda: decode_flat(policy, flat, length),
+        "same sizes": lambda: decode_by_layer(policy, prompts, rollouts, case.segment),
+        "transformers, flat": lambda: len(flat) * generate(model, flat, length)[1],
     }
     if not case.merges:
         calls["transformers, graph"] = lambda: _layers(model, prompts, case)
-    rates = _rates(calls, repeats)
+    rates = tokens_per_second(calls, repeats)
     policy.take_prefilled_tokens()
     grow(work, policy)
     spec = {
@@ -154,7 +164,7 @@ def measure(case: Case, repeats: int, directory: Path) -> dict[str, Any]:
     }
 
 
-def _rates(calls: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
+def tokens_per_second(calls: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
     """Median tokens per wall second, run in turn."""
     rates: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
@@ -165,7 +175,7 @@ def _rates(calls: dict[str, Callable[[], int]], repeats: int) -> dict[str, float
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def _flat(policy: Policy, prompts: Sequence[Sequence[int]], length: int) -> int:
+def decode_flat(policy: Policy, prompts: Sequence[Sequence[int]], length: int) -> int:
     """The same engine, one batch decoded from its prompts to the end."""
     requests = [
         SampleRequest(policy.open(prompt), seed, length) for seed, prompt in enumerate(prompts)
@@ -175,7 +185,7 @@ def _flat(policy: Policy, prompts: Sequence[Sequence[int]], length: int) -> int:
     return sum(len(completion.token_ids) for completion in completions)
 
 
-def _by_layer(
+def decode_by_layer(
     policy: LocalPolicy,
     prompts: Sequence[Sequence[int]],
     rollouts: Sequence[Rollout],
@@ -184,21 +194,24 @@ def _by_layer(
     """Flat batches with as many rows as each layer of the graphs has edges, one after another."""
     depths = np.concatenate([rollout.graph.depth for rollout in rollouts])
     return sum(
-        _flat(policy, [prompts[i % len(prompts)] for i in range(rows)], segment)
+        decode_flat(policy, [prompts[i % len(prompts)] for i in range(rows)], segment)
         for rows in np.bincount(depths)[1:].tolist()
     )
 
 
 @torch.inference_mode()
-def _generate(
+def generate(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], length: int
 ) -> tuple[list[list[int]], int]:
     """Transformers' own sampling of one padded batch: the rows and the tokens new in each."""
     longest = max(map(len, prompts))
     assert model.generation_config is not None
     pad = model.generation_config.pad_token_id
-    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    padded = [[pad] * (longest - len(p)) + list(p) for p in prompts]
+    ids = torch.tensor(padded, device=model.device)
+    mask = torch.tensor(
+        [[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device
+    )
     out = cast(Any, model).generate(
         input_ids=ids,
         attention_mask=mask,
@@ -216,7 +229,7 @@ def _layers(model: PreTrainedModel, prompts: Sequence[Sequence[int]], case: Case
     prefixes, count = [list(prompt) for prompt in prompts], 0
     for branching in case.schedule:
         asked = [prefix for prefix in prefixes for _ in range(branching)]
-        prefixes, new = _generate(model, asked, case.segment)
+        prefixes, new = generate(model, asked, case.segment)
         count += new * len(asked)
     return count
 
@@ -230,10 +243,10 @@ def project_vllm(
     work = workload(case)
     calls: dict[str, Callable[[], int]] = {
         "VllmPolicy, graph": lambda: sum(r.ledger.generated_tokens for r in grow(work, policy)),
-        "VllmPolicy, flat": lambda: _flat(policy, prompts, length),
+        "VllmPolicy, flat": lambda: decode_flat(policy, prompts, length),
     }
-    _rates(calls, repeats=1)
-    return _rates(calls, repeats)
+    tokens_per_second(calls, repeats=1)
+    return tokens_per_second(calls, repeats)
 
 
 def _vllm(spec: dict[str, Any], directory: Path) -> dict[str, float]:

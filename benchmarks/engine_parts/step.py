@@ -14,7 +14,7 @@ from typing import Any
 from .machine import ROOT, machine, table, write_result
 from .models import SIZES, questions, save_model
 
-__all__ = ["Case", "lay_down", "run"]
+__all__ = ["PEERS", "SKIPPED", "TRL_PYTHON", "Case", "lay_down", "run", "seconds_of"]
 
 PEERS = ROOT / "benchmarks" / "peers"
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
@@ -44,6 +44,8 @@ def lay_down(case: Case, directory: Path) -> None:
         "group_size": 8,
         "max_new_tokens": 64,
         "learning_rate": 1e-3,
+        "device": "cpu",
+        "max_tokens_per_batch": 4096,
     }
     (directory / "task.json").write_text(json.dumps(task))
 
@@ -55,7 +57,7 @@ def measure(case: Case, directory: Path, micro_batches: Sequence[int]) -> dict[s
     if TRL_PYTHON.exists():
         trl = [str(TRL_PYTHON), str(PEERS / "trl_step.py")]
         tried = {
-            size: _seconds([*trl, "--micro-batch", str(size)], directory, SKIPPED + 1)
+            size: seconds_of([*trl, "--micro-batch", str(size)], directory, SKIPPED + 1)
             for size in micro_batches
         }
         best = min(tried, key=lambda size: tried[size]["seconds"])
@@ -63,10 +65,10 @@ def measure(case: Case, directory: Path, micro_batches: Sequence[int]) -> dict[s
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     for _ in range(case.repeats):
         for name, command in engines.items():
-            found[name].append(_seconds(command, directory, case.steps))
+            found[name].append(seconds_of(command, directory, case.steps))
     if case.with_verl and VERL_PYTHON.exists():
         command = [str(VERL_PYTHON), str(PEERS / "verl_step.py")]
-        found["verl"] = [_seconds(command, directory, case.steps)]
+        found["verl"] = [seconds_of(command, directory, case.steps)]
     seconds = {name: statistics.median(r["seconds"] for r in runs) for name, runs in found.items()}
     return {
         "model": case.model,
@@ -80,7 +82,7 @@ def measure(case: Case, directory: Path, micro_batches: Sequence[int]) -> dict[s
     }
 
 
-def _seconds(command: Sequence[str], directory: Path, steps: int) -> dict[str, Any]:
+def seconds_of(command: Sequence[str], directory: Path, steps: int) -> dict[str, Any]:
     """One process; what it wrote, its lists of seconds replaced by their medians."""
     out = directory / "out.json"
     arguments = [*command, str(directory), str(out), "--steps", str(steps)]

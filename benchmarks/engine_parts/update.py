@@ -105,16 +105,17 @@ def packed_pass(
     samples: Sequence[TrainingSample],
     data: TokenData,
     max_tokens: int = MAX_TOKENS,
+    compute: ComputeOptions = COMPUTE,
 ) -> float:
     """Add the gradient over packed graphs; returns the CPU seconds spent on building indices."""
     started = process_time()
     batches = pack(samples, max_tokens)
     indexing = process_time() - started
-    with flat_passes(model, COMPUTE):
+    with flat_passes(model, compute):
         for batch in batches:
-            scores = score_tokens(model, batch, 1.0, COMPUTE)
+            scores = score_tokens(model, batch, 1.0, compute)
             old, advantages, weights = (
-                torch.from_numpy(values[batch.source]).float()
+                torch.from_numpy(values[batch.source]).to(model.device, torch.float32)
                 for values in (data.old_logprobs, data.advantages, data.weights)
             )
             tokens = clipped_objective(

@@ -17,6 +17,9 @@ import torch
 import yaml
 
 from graphpo_agent.commands import train
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
+from graphpo_agent.memory import memory_of
 from graphpo_agent.types import Outcome, Task
 
 
@@ -40,7 +43,11 @@ def configuration(
     return {
         "output": str(scratch / "run"),
         "threads": 1,
-        "model": {"path": str(directory / "model"), "device": "cpu"},
+        "model": {
+            "path": str(directory / "model"),
+            "device": task["device"],
+            "autocast": task["device"] == "cuda",
+        },
         "tasks": {"train": str(tasks)},
         "mode": {
             "kind": "segment",
@@ -55,6 +62,7 @@ def configuration(
             "weight_decay": 0.0,
             "minibatch_graphs": task["prompts_per_step"],
             "loss_aggregation": "token_mean",
+            "max_tokens_per_batch": task["max_tokens_per_batch"],
         },
         "train": {
             "prompts_per_step": task["prompts_per_step"],
@@ -72,6 +80,9 @@ def run(task: dict[str, Any], directory: Path, steps: int) -> dict[str, Any]:
         written = configuration(task, directory, Path(scratch), steps)
         file.write_text(yaml.safe_dump(written))
         train([str(file)], resume=None, dry_run=False)
+        on_gpu = task["device"] == "cuda"
+        peak = torch.cuda.max_memory_allocated() if on_gpu else None
+        expected = memory_of(load_config(RunConfig, file, [])).total
         lines = (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     return {
@@ -82,6 +93,8 @@ def run(task: dict[str, Any], directory: Path, steps: int) -> dict[str, Any]:
         "mean_length": rows[-1]["rollout/response_tokens"],
         "reward": rows[-1]["reward/mean"],
         "threads": torch.get_num_threads(),
+        "peak_bytes": peak,
+        "expected_bytes": expected,
     }
 
 

@@ -48,8 +48,8 @@ def run(task: dict[str, Any], directory: Path, micro_batch: int, steps: int) -> 
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
             output_dir=scratch,
-            use_cpu=True,
-            bf16=False,
+            use_cpu=task["device"] == "cpu",
+            bf16=task["device"] == "cuda",
             model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
             gradient_checkpointing=False,
             per_device_train_batch_size=micro_batch,

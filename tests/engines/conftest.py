@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,11 @@ def tokenizer(tokenizer_dir: Path) -> HfTokenizer:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.config.getoption("--device"))
+    device = torch.device(request.config.getoption("--device"))
+    if device.type == "cuda":  # what is equal to the bit on a CPU is so there as well
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return device
 
 
 @pytest.fixture

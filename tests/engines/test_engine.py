@@ -291,7 +291,7 @@ def test_a_checkpoint_is_a_hugging_face_directory(make_model, tokenizer, tmp_pat
     engine.save_checkpoint(tmp_path / "step")
     engine.update(SAMPLES, 0)
     engine.save_checkpoint(tmp_path / "step")
-    loaded = load_model(str(tmp_path / "step"), torch.float64)
+    loaded = load_model(str(tmp_path / "step"), torch.float64, model.device.type)
     for name, value in model.state_dict().items():
         assert torch.equal(value, loaded.state_dict()[name])
     assert HfTokenizer.load(str(tmp_path / "step")).encode("karo") == tokenizer.encode("karo")

@@ -113,7 +113,7 @@ def test_the_saved_model_is_plain_and_has_the_adapters_in_it(
     model = adapted(make_model, family)
     expected = logits(model)
     LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING).save_model(tmp_path / "model")
-    loaded = load_model(str(tmp_path / "model"), torch.float64)
+    loaded = load_model(str(tmp_path / "model"), torch.float64, model.device.type)
     torch.testing.assert_close(logits(loaded), expected, rtol=0, atol=1e-9)
     assert not any("lora" in name for name in loaded.state_dict())
     assert not (tmp_path / "model/adapter_config.json").exists()
@@ -187,7 +187,7 @@ def test_adapters_on_bfloat16_weights_learn_in_float32(make_model, tokenizer, tm
     for name, value in adapters.items():
         assert 0 < (model.get_parameter(name) - value).abs().max() < 20 * rate
     engine.save_model(tmp_path / "model")
-    saved = load_model(str(tmp_path / "model"), torch.bfloat16).state_dict()
+    saved = load_model(str(tmp_path / "model"), torch.bfloat16, model.device.type).state_dict()
     merged = merged_weights(model)
     assert {value.dtype for value in merged.values()} == {torch.bfloat16}
     assert all(torch.equal(saved[name], value) for name, value in merged.items())
@@ -208,7 +208,7 @@ def test_the_output_head_is_not_adapted(make_model, family, target):
 def test_an_embedding_of_its_own_is_adapted(make_model, tokenizer, tmp_path):
     model = adapted(make_model, "llama", LoraOptions(2, 4.0, ("embed_tokens", "q_proj")))
     LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING).save_model(tmp_path / "model")
-    loaded = load_model(str(tmp_path / "model"), torch.float64)
+    loaded = load_model(str(tmp_path / "model"), torch.float64, model.device.type)
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-9)
 
 

@@ -101,6 +101,7 @@ def flat_layout(
     )
 
 
+@torch.compiler.disable
 def gathered_attention(
     module: nn.Module,
     query: Tensor,
@@ -147,6 +148,7 @@ def gathered_attention(
     return torch.cat(outputs).index_select(0, flat_layout.order)[None], None
 
 
+@torch.compiler.disable
 def block_attention(
     module: nn.Module,
     query: Tensor,

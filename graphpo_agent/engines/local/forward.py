@@ -4,7 +4,7 @@ Shapes: N tokens of the row, M trained tokens, d hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,10 +54,11 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
 
     Raises:
         ModelError: the model does not use transformers' attention interface, or its layers cannot
-            be checkpointed.
+            be checkpointed or compiled.
     """
     layers = _checkpointed_layers(model) if compute.checkpoint_layers else []
-    with attention(model, interface_name(compute.attention)):
+    compiled = _compiled_layers(model) if compute.compile_layers else nullcontext()
+    with attention(model, interface_name(compute.attention)), compiled:
         # A layer is computed again only in training mode; its parts, dropout among them, stay in
         # evaluation mode.
         for layer in layers:
@@ -135,7 +136,7 @@ def _score_blocks(
 
 def _checkpointed_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     """The layers that are computed again in the backward pass; switched on at the first call."""
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers = _layers(model)
     if not layers or not model.supports_gradient_checkpointing:
         raise ModelError(
             f"model {model.name_or_path} ({type(model).__name__}) cannot recompute its layers; "
@@ -144,6 +145,32 @@ def _checkpointed_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     if not model.is_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return layers
+
+
+@contextmanager
+def _compiled_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Each layer is compiled inside the ``with`` block, but for its attention.
+
+    All layers of a model share what is compiled once, and so does every later block.
+    """
+    layers = _layers(model)
+    if not layers:
+        raise ModelError(
+            f"model {model.name_or_path} ({type(model).__name__}) has no layers that can be "
+            "compiled; set update.compile_layers to false"
+        )
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, as transformers marks them."""
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
 def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
