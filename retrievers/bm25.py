@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import bm25s
 import numpy as np
 import Stemmer
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from graphpo_agent.errors import DataError, ToolError
 from graphpo_agent.types import Document
 from retrievers.bm25_words import split_words
+from retrievers.bm25s_without_jax import bm25s
 from retrievers.corpus import Corpus, read_corpus
 from retrievers.index_build import Build, build_directory, corpus_source, refuse_inside
 from retrievers.index_files import finish_index, open_corpus, read_manifest

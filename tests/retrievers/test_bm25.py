@@ -221,3 +221,15 @@ def test_a_missing_index_a_missing_corpus_and_a_changed_corpus_are_told_apart(tm
     (tmp_path / "corpus.jsonl").unlink()
     with pytest.raises(ToolError, match="cannot be read"):
         Bm25Retriever(tmp_path / "index")
+
+
+def test_jax_is_left_alone(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text("print('jax is imported')\n")
+    (tmp_path / "jax/lax.py").write_text("def top_k(*_):\n    print('jax runs')\n")
+    program = "import retrievers.bm25, sys; print('jax' in sys.modules); import jax.lax"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.getcwd()}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n") == ["False", "jax is imported", ""]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -33,6 +34,10 @@ def max_logits(device_type: str) -> int:
     On a CPU larger blocks leave its caches; on a GPU smaller ones leave it idle.
     """
     return 2**26 if device_type == "cpu" else 2**28
+
+
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, which takes long to prepare for every new shape; each row has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
     """
     layers = _checkpointed_layers(model) if compute.checkpoint_layers else []
     compiled = _compiled_layers(model) if compute.compile_layers else nullcontext()
-    with attention(model, interface_name(compute.attention)), compiled:
+    own_attention = attention(model, interface_name(compute.attention))
+    with own_attention, compiled, sdpa_kernel(_KERNELS):
         # A layer is computed again only in training mode; its parts, dropout among them, stay in
         # evaluation mode.
         for layer in layers:
