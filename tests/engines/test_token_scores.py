@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._inductor.exc import TritonMissing
 
 from graphpo_agent.engines.local import token_scores as scores
 
@@ -55,3 +56,17 @@ def test_low_precision_logits_are_scored_in_float32(way):
     torch.testing.assert_close(entropies.double(), entropy, rtol=1e-4, atol=1e-5)
     logprobs.sum().backward()
     assert logits.grad.dtype == torch.bfloat16
+
+
+def test_where_nothing_compiles_plain_operations_do_it(monkeypatch):
+    def refused(function, **_):
+        def call(*_):
+            raise TritonMissing(None)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", refused)
+    double = scores._Fused(lambda x: 2 * x)
+    with pytest.warns(UserWarning, match="without fused kernels"):
+        assert double(3) == 6
+    assert double(4) == 8

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
-from torch._inductor.exc import InductorError
 
 __all__ = ["token_scores"]
 
@@ -101,9 +100,11 @@ class _Fused:
     def __call__(self, *args: Any) -> Any:
         try:
             return self._call(*args)
-        except (TorchDynamoException, InductorError) as error:
+        except TorchDynamoException as error:
             warnings.warn(
-                f"the scores of tokens are computed without fused kernels: {error}", stacklevel=2
+                "the scores of tokens are computed without fused kernels: "
+                + str(error).split("\n")[0],
+                stacklevel=2,
             )
             self._call = self._plain
             return self._plain(*args)
