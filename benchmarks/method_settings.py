@@ -36,7 +36,7 @@ class World:
 WORLDS = {
     "reach": World(sft_steps=1200, prompts=18, tokens=240, updates=36, steps=4),
     "kb": World(sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
-    "trace": World(sft_steps=500, prompts=18, tokens=520, updates=48, steps=16),
+    "trace": World(sft_steps=500, prompts=18, tokens=520, updates=32, steps=16),
     "hops": World(sft_steps=800, prompts=18, tokens=370, updates=36, steps=7),
 }
 
