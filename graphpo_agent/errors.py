@@ -34,7 +34,7 @@ class GraphError(GraphPOError):
 
 
 class ModelError(GraphPOError):
-    """A model directory that is missing, incomplete or does not fit its tokenizer."""
+    """A model that is missing, incomplete, does not fit its tokenizer or whose numbers diverged."""
 
 
 class RewardError(GraphPOError):

@@ -241,6 +241,14 @@ def test_a_mistake_is_one_line_status_2_and_leaves_no_run(
     assert not run.exists()
 
 
+def test_a_policy_that_diverges_is_one_line_and_status_2(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["update.learning_rate=1e30", "update.minibatch_graphs=8", "train.steps=3"]
+    assert main(["train", *run_arguments(reach, tmp_path / "run", *overrides)]) == 2
+    assert "the policy has diverged; lower update.learning_rate" in capsys.readouterr().err
+
+
 def contents(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 

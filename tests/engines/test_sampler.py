@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from graphpo_agent.engines.local.cached_pass import kv_shape
-from graphpo_agent.engines.local.drawing import UniformNumbers
+from graphpo_agent.engines.local.drawing import UniformNumbers, draw
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.errors import ModelError
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
 
@@ -105,6 +106,31 @@ def test_top_p_keeps_the_likeliest_tokens_and_reports_untruncated_logprobs(make_
         ):
             likelier = row.exp()[row > row[token]].sum()
             assert likelier < 0.5
+
+
+@pytest.mark.parametrize(
+    "sampling", [SAMPLING, SamplingParams(top_p=0.5), SamplingParams(temperature=0.0)]
+)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_the_policys_divergence(
+    number, sampling, make_model, tokenizer
+):
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    policy.submit(SampleRequest(policy.open([4, 8]), 0, 9), sampling)
+    policy.advance()
+    with torch.no_grad():
+        model.get_output_embeddings().weight[3] = number
+    with pytest.raises(ModelError, match=r"logits are not finite.*lower update\.learning_rate"):
+        policy.advance()
+
+
+def test_logits_of_minus_infinity_only_forbid_their_tokens():
+    logits = torch.full((2, 5), -torch.inf)
+    logits[0, 1] = logits[1, 0] = logits[1, 4] = 3.0
+    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.75], dtype=torch.float64), SAMPLING)
+    assert tokens.tolist() == [1, 4]
+    np.testing.assert_allclose(logprobs, [0.0, np.log(0.5)])
 
 
 def test_a_completion_does_not_depend_on_its_batch(make_model, tokenizer):

@@ -52,7 +52,8 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Ten
 
     Returns:
         [B] token ids and their [B] log-probabilities before the top-p truncation, at the
-        sampling temperature (at temperature 1 where that is 0).
+        sampling temperature (at temperature 1 where that is 0). Logits that are not finite give
+        some token of the vocabulary and NaN.
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.temperature not in (0.0, 1.0):
@@ -82,7 +83,8 @@ def _invert_cumulative(cumulative: Tensor, uniform: Tensor) -> Tensor:
     """[B] first index whose cumulative weight exceeds ``uniform`` of the total."""
     total = cumulative[:, -1:]
     level = torch.minimum(uniform[:, None] * total, total * (1.0 - 2.0**-40))
-    return torch.searchsorted(cumulative, level, right=True)[:, 0]
+    index = torch.searchsorted(cumulative, level, right=True)[:, 0]
+    return index.clamp_(max=cumulative.shape[1] - 1)  # past the end where the total is NaN
 
 
 class StopFinder:

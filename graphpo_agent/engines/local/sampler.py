@@ -28,6 +28,7 @@ from graphpo_agent.engines.local.model import context_limit, output_head
 from graphpo_agent.engines.local.packing import ranges
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.rounded_weights import RoundedWeights
+from graphpo_agent.errors import ModelError
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import Completion, Context, SampleRequest, SamplingParams
 
@@ -146,7 +147,11 @@ class LocalPolicy:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, Completion]]:
-        """One forward pass, one more token of every running continuation; what ended."""
+        """One forward pass, one more token of every running continuation; what ended.
+
+        Raises:
+            ModelError: the logits are not finite.
+        """
         self._admit()
         if self._columns:
             if not self._busy:
@@ -341,6 +346,11 @@ class LocalPolicy:
                 rows = self._tensor(part)
                 drawn = draw(self._head(hidden[rows]), uniform[rows], sampling)
                 tokens[part], logprobs[part] = (x.cpu().numpy() for x in drawn)
+        if not np.isfinite(logprobs).all():
+            raise ModelError(
+                f"model {self._model.name_or_path}: its logits are not finite, the policy has "
+                "diverged; lower update.learning_rate, or give sound weights"
+            )
         if len(self._running.record(places, tokens, logprobs)):
             self._finish()
 
