@@ -78,7 +78,7 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
         ToolError: ``directory`` holds something else than an index, cannot be written, or another
             process is building it.
     """
-    if directory.exists() and not (directory / "manifest.json").exists():
+    if os.path.exists(directory) and not (directory / "manifest.json").exists():
         raise ToolError(f"{directory}: exists and is not an index; choose another directory")
     home = _home(directory)
     resumes = ""

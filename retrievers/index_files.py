@@ -103,7 +103,7 @@ def open_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
         raise ToolError(f"{directory}: {path} has changed since it was indexed; {_MEND}")
     try:
         return Corpus(path, np.load(directory / "offsets.npy", mmap_mode="r"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise ToolError(f"{directory}: the index cannot be read ({error}); {_MEND}") from error
 
 

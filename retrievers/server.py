@@ -165,6 +165,8 @@ def _report(
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
     """A socket that takes connections from here on, and its address as ``host:port``."""
+    if not host:  # which the system takes for every address
+        raise ToolError("server: host is empty; 0.0.0.0 lets other machines in")
     family, name = (socket.AF_INET6, f"[{host}]") if ":" in host else (socket.AF_INET, host)
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -212,6 +212,23 @@ def test_a_manifest_of_something_else_is_one_line(tmp_path, change, message):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"junk"])
+def test_damaged_byte_ranges_are_one_line(tmp_path, damage):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(10))
+    build_index("bm25", corpus, tmp_path / "index")
+    (tmp_path / "index" / "offsets.npy").write_bytes(damage)
+    for use in (open_index, describe_index):
+        with pytest.raises(ToolError, match=r"the index cannot be read .* build it with") as caught:
+            use(tmp_path / "index")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_name_too_long_for_a_directory_is_one_line(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(10))
+    with pytest.raises(ToolError, match=r"x: cannot be written \(File name too long\)"):
+        build_index("bm25", corpus, tmp_path / ("x" * 300))
+
+
 def test_every_kind_has_options_with_help():
     for table in (BUILD_OPTIONS, SEARCH_OPTIONS):
         assert list(table) == ["bm25", "lucene", "dense"]
