@@ -7,7 +7,7 @@ a line, the lines divided by semicolons, nothing after the last result. The task
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +139,11 @@ def trace_reward(task: Task, outcome: Outcome) -> float:
     if _LINE.fullmatch(progress.pending) is None:
         return 0.0
     last = _state_next(task, progress, progress.pending)
+    if not task.answers or not task.answers[0].isdecimal():
+        raise DataError(
+            f"task {task.id}: field 'answers' must hold a whole number, found "
+            f"{list(task.answers)!r:.40}"
+        )
     right = int(task.answers[0])
     return float(last == TraceProgress(len(_metadata(task, "operations")), right, ""))
 
@@ -168,7 +173,7 @@ def facts_key(state: PathState) -> str:
     Example: ``'["when: Karo Venner mentor born", ["12", "7"], null]'``
 
     Raises:
-        DataError: the task's metadata has no ``gold_documents``.
+        DataError: the task's metadata has no ``gold_documents``, or not a list of ids.
     """
     gold = set(_metadata(state.task, "gold_documents"))
     found = sorted(gold.intersection(document.id for document in state.memory.documents_found))
@@ -190,6 +195,11 @@ def hops_key(state: PathState) -> str:
         DataError: the task is not one of the *hops* world.
     """
     gold, outdated = _metadata(state.task, "gold_documents"), _metadata(state.task, "outdated")
+    if len(outdated) != len(gold):
+        raise DataError(
+            f"task {state.task.id}: field 'metadata.outdated' must hold an id or null for each of "
+            f"the {len(gold)} gold_documents, found {len(outdated)}"
+        )
     found = {document.id for document in state.memory.documents_found}
     known = next((hop for hop, id_ in enumerate(gold) if id_ not in found), len(gold))
     asked = known < len(gold) and outdated[known] in found
@@ -200,7 +210,13 @@ def hops_key(state: PathState) -> str:
 def _metadata(task: Task, name: str) -> Any:
     if name not in task.metadata:
         raise DataError(f"task {task.id}: field 'metadata.{name}' is missing")
-    return task.metadata[name]
+    value = task.metadata[name]
+    kind, fits = _KINDS[name]
+    if not fits(value):
+        raise DataError(
+            f"task {task.id}: field 'metadata.{name}' must be {kind}, found {value!r:.40}"
+        )
+    return value
 
 
 def _complete(task: Task, progress: ReachProgress) -> ReachProgress | None:
@@ -235,6 +251,26 @@ def _state_next(task: Task, progress: TraceProgress, line: str) -> TraceProgress
         return TraceProgress(progress.lines + 1, None, "")
     return TraceProgress(progress.lines + 1, int(match[2]), "")
 
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("start", "target", "limit"), ("a whole number", _is_number)),
+    **dict.fromkeys(("operations", "gold_documents"), ("a list of strings", _are_strings)),
+    "outdated": (
+        "a list of strings and nulls",
+        lambda value: (
+            isinstance(value, list) and _are_strings([each for each in value if each is not None])
+        ),
+    ),
+}
+"""What the metadata of the toy worlds' tasks hold, by field."""
 
 _APPLY: Mapping[str, Any] = {
     "+": lambda number, operand: number + operand,

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -269,3 +270,45 @@ def test_tasks_of_another_world_are_refused_by_name():
         hops_key(state(FACTS))
     with pytest.raises(DataError, match=r"task k: field 'metadata.start' is missing"):
         trace_key(state(FACTS))
+
+
+LINE = "+1 = 8 ; +1"
+
+
+@pytest.mark.parametrize(
+    ("look", "task", "field", "value", "kind"),
+    [
+        (trace_progress, TRACE, "limit", "20", "a whole number"),
+        (trace_progress, TRACE, "start", None, "a whole number"),
+        (trace_progress, TRACE, "operations", 3, "a list of strings"),
+        (trace_progress, TRACE, "operations", "+1 *2 -2", "a list of strings"),
+        (trace_progress, TRACE, "operations", [1, 2], "a list of strings"),
+        (reach_progress, REACH, "start", "7", "a whole number"),
+        (reach_progress, REACH, "limit", True, "a whole number"),
+        (reach_progress, REACH, "operations", None, "a list of strings"),
+        (lambda task, text: reach_reward(task, Outcome(text)), REACH, "target", "23", "a whole"),
+        (lambda task, _: facts_key(state(task)), FACTS, "gold_documents", [["4"]], "a list of st"),
+        (lambda task, _: facts_key(state(task)), FACTS, "gold_documents", 4, "a list of strings"),
+        (lambda task, _: hops_key(state(task)), HOPS, "outdated", [{}, None], "a list of strings"),
+        (lambda task, _: hops_key(state(task)), HOPS, "outdated", None, "a list of strings and"),
+    ],
+)
+def test_metadata_of_another_type_is_refused_by_task_and_field(look, task, field, value, kind):
+    wrong = replace(task, metadata={**task.metadata, field: value})
+    says = rf"task {task.id}: field 'metadata.{field}' must be {kind}.*, found "
+    with pytest.raises(DataError, match=says) as caught:
+        look(wrong, LINE)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_outdated_document_is_told_for_each_hop():
+    wrong = replace(HOPS, metadata={**HOPS.metadata, "outdated": ["4"]})
+    with pytest.raises(DataError, match=r"task h: .*each of the 2 gold_documents, found 1"):
+        hops_key(state(wrong, found=("5",)))
+
+
+@pytest.mark.parametrize("answers", [(), ("four",), ("",)])
+def test_a_trace_without_a_number_to_come_to_is_refused(answers):
+    right = Outcome(" +1 = 8 ; *2 = 16 ; -2 = 14")
+    with pytest.raises(DataError, match=r"task t: field 'answers' must hold a whole number, found"):
+        trace_reward(replace(TRACE, answers=answers), right)
