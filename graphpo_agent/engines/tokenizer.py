@@ -114,9 +114,12 @@ class HfTokenizer:
             ModelError: nothing there, unreadable, or without an end-of-sequence token.
         """
         local = check_model_directory(name, "tokenizer_config.json")
+        words = Path(os.path.expanduser(name)) / "tokenizer.json"
+        if local and words.is_file():
+            _check_object(words)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # of no narrower kind, where tokenizer.json is wrong
             raise ModelError(f"tokenizer of {name} cannot be read: {_first_line(error)}") from error
         if len(tokenizer.get_vocab()) == len(tokenizer.get_added_vocab()):
             raise ModelError(

@@ -66,6 +66,16 @@ def test_a_config_that_no_model_can_have_is_one_line(model_dir, change, says):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", ["nope", [], "load"])
+def test_an_unknown_dtype_in_the_config_is_one_line(model_dir, dtype):
+    path = model_dir / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": dtype}))
+    with pytest.raises(ModelError, match=r"model .* cannot be read: config.json is damaged") as one:
+        model_without_weights(str(model_dir), torch.float32)
+    assert "\n" not in str(one.value)
+    assert load_model(str(model_dir)).dtype == torch.float32  # the asked one, whatever it says
+
+
 @pytest.mark.parametrize("device", ["meta", "toaster", ""])
 def test_a_device_that_cannot_compute_is_one_line(device):
     with pytest.raises(ModelError, match=f"device '{device}' cannot be used") as caught:
@@ -76,6 +86,24 @@ def test_a_device_that_cannot_compute_is_one_line(device):
 def test_a_damaged_weight_file_is_one_line(model_dir):
     (model_dir / "model.safetensors").write_bytes(b"not a weight file")
     with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        load_model(str(model_dir))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"G123", b"\x80", b"\x80\x02t."], ids=repr)
+def test_junk_as_pickled_weights_is_one_line(model_dir, content):
+    (model_dir / "model.safetensors").unlink()
+    (model_dir / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ModelError, match=r"cannot be loaded.* a weight file is damaged") as caught:
+        load_model(str(model_dir))
+    assert "\n" not in str(caught.value) and "weights_only" not in str(caught.value)
+
+
+@pytest.mark.parametrize("index", ["null", "[]", '{"weight_map": 5}'])
+def test_a_damaged_list_of_weight_files_is_one_line(model_dir, index):
+    (model_dir / "model.safetensors").unlink()
+    (model_dir / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"cannot be loaded.* a weight file is damaged") as caught:
         load_model(str(model_dir))
     assert "\n" not in str(caught.value)
 

@@ -108,6 +108,24 @@ def test_damaged_files_are_one_line_and_not_made_up_for(tokenizer_dir, tmp_path)
         HfTokenizer.load(str(directory))
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("null", r"tokenizer\.json holds no JSON object; copy it"),
+        ("[]", r"tokenizer\.json holds no JSON object; copy it"),
+        ("{", r"tokenizer\.json is not a valid JSON file"),
+        ('{"added_tokens": 3}', r"tokenizer of .* cannot be read"),
+        ('{"model": {"type": "BPE", "vocab": []}, "added_tokens": []}', r"cannot be read: invalid"),
+    ],
+)
+def test_a_wrong_tokenizer_file_is_one_line(tokenizer_dir, tmp_path, content, says):
+    directory = Path(shutil.copytree(tokenizer_dir, tmp_path / "model"))
+    (directory / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=says) as caught:
+        HfTokenizer.load(str(directory))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_name_too_long_for_a_file_is_one_line():
     with pytest.raises(ModelError, match="does not exist"):
         HfTokenizer.load("a" * 300)

@@ -1,5 +1,7 @@
 """Loading a causal language model and asking what it can hold."""
 
+import pickle
+import struct
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -32,6 +34,15 @@ _WRONG_CONFIG = (
     StrictDataclassError,
 )
 """What transformers makes of a config.json with values that no model can have."""
+_DAMAGED_FILE = (
+    AttributeError,
+    EOFError,
+    IndexError,
+    TypeError,
+    pickle.UnpicklingError,
+    struct.error,
+)
+"""What it makes of files whose values are of another kind, or that end too early."""
 
 
 def load_model(
@@ -53,8 +64,9 @@ def load_model(
         loaded = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, local_files_only=local, output_loading_info=True
         )
-    except (*_WRONG_CONFIG, SafetensorError) as error:
-        raise ModelError(f"model {name} cannot be loaded: {_reason(error)}") from error
+    except (*_WRONG_CONFIG, *_DAMAGED_FILE, SafetensorError) as error:
+        reason = _reason(error, "config.json or a weight file")
+        raise ModelError(f"model {name} cannot be loaded: {reason}") from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(name, info)
     context_limit(model.config)
@@ -89,15 +101,26 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(name, local_files_only=local)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except _WRONG_CONFIG as error:
-        raise ModelError(f"model {name} cannot be read: {_reason(error)}") from error
+    except (*_WRONG_CONFIG, *_DAMAGED_FILE) as error:
+        reason = _reason(error, "config.json")
+        raise ModelError(f"model {name} cannot be read: {reason}") from error
 
 
-def _reason(error: Exception) -> str:
-    """Its first line, and all of what is wrong with a value of config.json."""
+def _reason(error: Exception, files: str) -> str:
+    """Its first line, and all of what is wrong with a value of config.json.
+
+    Args:
+        error: what was raised.
+        files: what was being read, for an error that does not say it.
+    """
     if isinstance(error, StrictDataclassError):
         return f"config.json: {' '.join(str(error).split())}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, _DAMAGED_FILE):
+        # torch's second sentence recommends to load the file with less care.
+        what = line.split(". ")[0]
+        return f"{files} is damaged ({what}); copy it from the model again"
+    return line
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
