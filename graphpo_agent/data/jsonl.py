@@ -4,6 +4,7 @@ import json
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,20 @@ def _finite_float(text: str) -> float:
     return value
 
 
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"key {twice!r:.40} is there twice in one object; remove one")
+    return value
+
+
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unrepeated
+)
+"""One for all lines: making one costs as much as a short line."""
+
+
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ``(place, row)`` for every line that is not blank; ``place`` is ``file:line``.
 
@@ -34,7 +49,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises:
         DataError: the file cannot be read, or a line is not a JSON object in UTF-8 with finite
-            numbers.
+            numbers and no key twice.
     """
     try:
         with path.open("rb") as file:
@@ -50,11 +65,11 @@ def parse_json(place: str, text: bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        DataError: it is not JSON in UTF-8 with finite numbers, or is nested too deeply.
+        DataError: it is not JSON in UTF-8 with finite numbers, holds an object with a key twice,
+            or is nested too deeply.
     """
     try:
-        decoded = text.decode("utf-8-sig")
-        return json.loads(decoded, parse_constant=_refuse_constant, parse_float=_finite_float)
+        return _DECODER.decode(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not valid JSON ({error})") from error
 

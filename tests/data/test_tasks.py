@@ -144,6 +144,21 @@ def test_invalid_utf8_is_refused(tmp_path):
         load_tasks(tmp_path / "t.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"id": "a", "question": "q", "answers": ["1"], "answers": ["2"]}', "answers"),
+        ('{"id": "a", "question": "q", "answers": [], "metadata": {"\\u0068": 1, "h": 1}}', "h"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(tmp_path, line, key):
+    path = write_lines(tmp_path / "t.jsonl", json.dumps({**GOOD_TASK, "id": "b"}), line)
+    with pytest.raises(DataError) as caught:
+        load_tasks(path)
+    told = f"not valid JSON (key '{key}' is there twice in one object; remove one)"
+    assert str(caught.value) == f"{path}:2: {told}"
+
+
 def test_an_id_may_not_repeat(tmp_path):
     path = write_lines(tmp_path / "t.jsonl", json.dumps(GOOD_TASK), "", json.dumps(GOOD_TASK))
     with pytest.raises(DataError, match=r"t\.jsonl:3: field 'id' repeats 'a' of .*t\.jsonl:1$"):
