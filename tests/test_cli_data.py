@@ -168,7 +168,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, capsys, arguments, s
 
 
 @pytest.mark.parametrize("flag", ["--out", "--parquet"])
-@pytest.mark.parametrize("place", ["pipe", "folder", "tasks.jsonl/x", "x" * 300])
+@pytest.mark.parametrize(
+    "place", ["pipe", "folder", "tasks.jsonl/x", "x" * 300, "new/" + "x" * 250]
+)
 def test_prepare_writes_over_no_device_or_directory(tmp_path, capsys, flag, place) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
@@ -179,5 +181,5 @@ def test_prepare_writes_over_no_device_or_directory(tmp_path, capsys, flag, plac
     error = capsys.readouterr().err
     assert error.startswith("graphpo: ") and error.count("\n") == 1
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "folder").is_dir()
-    if place in ("pipe", "folder"):
-        assert "is not a file" in error and not (tmp_path / "out.jsonl").exists()
+    assert ("is not a file" if place in ("pipe", "folder") else "cannot be written") in error
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe", "tasks.jsonl"]

@@ -93,14 +93,24 @@ def checked_row(place: str, value: Any, escaped: bool) -> dict[str, Any]:
 
 
 def check_place(path: Path) -> None:
-    """Raise DataError where something else than a file lies, such as a device or a directory.
+    """Raise DataError where no file can be put: ask before the work whose result it holds.
 
-    Renaming a new file onto ``/dev/null`` would take it away from the whole machine.
+    Nor where something else than a file lies, such as a device or a directory: renaming a new file
+    onto ``/dev/null`` would take it away from the whole machine.
     """
     if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
         raise DataError(
             f"output {str(path)!r} is not a file and cannot be written over; name another"
         )
+    above = next(parent for parent in path.absolute().parents if os.path.exists(parent))
+    try:
+        os.stat(above / f".{path.name}.12345678")  # as long as a name is while it is written
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # what is above is a file, or the name is too long
+        raise DataError(f"{path}: cannot be written ({error.strerror}); name another") from error
+    if not os.access(above, os.W_OK):
+        raise DataError(f"{path}: cannot be written ({above} is protected); name another")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
