@@ -20,6 +20,8 @@ __all__ = ["main"]
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 """What a full or forbidden disk answers; any other operating system error is a bug."""
+_CONFIG_HELP = "a YAML file (see configs/)"
+_OVERRIDES_HELP = "settings instead of the file's, or further files"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -153,8 +155,8 @@ def _engine_override(kind: str) -> list[str]:
 
 
 def _sft_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config")
-    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("config", help=_CONFIG_HELP)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=_OVERRIDES_HELP)
     parser.set_defaults(run=_sft)
 
 
@@ -165,8 +167,8 @@ def _sft(options: argparse.Namespace) -> int:
 
 
 def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config")
-    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("config", help=_CONFIG_HELP)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=_OVERRIDES_HELP)
     parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's train file")
     parser.add_argument("--count", type=_count, default=8, help="how many tasks (8)")
     parser.add_argument("--out", required=True, metavar="FILE", help="graphpo.graph/1 lines")
@@ -182,8 +184,8 @@ def _rollout(options: argparse.Namespace) -> int:
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config")
-    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("config", help=_CONFIG_HELP)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=_OVERRIDES_HELP)
     parser.add_argument("--tasks", metavar="FILE", help="instead of the held-out file")
     parser.add_argument("--samples", type=_count, default=1, help="trajectories per task (1)")
     parser.add_argument("--greedy", action="store_true", help="temperature 0")
@@ -269,7 +271,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="the configuration that grew the graphs")
     parser.add_argument("graphs", help="graphpo.graph/1 lines with tokens, as rollout writes them")
-    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=_OVERRIDES_HELP)
     parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's files")
     parser.add_argument(
         "--states",
@@ -281,7 +283,13 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference", metavar="NAME", help="whose keys say what is the same")
     parser.add_argument("--continuations", type=_count, default=16, help="per state (16)")
     parser.add_argument("--pairs", type=_count, default=400, help="per way to describe (400)")
-    parser.add_argument("--thresholds", type=float, nargs="+", metavar="KAPPA")
+    parser.add_argument(
+        "--thresholds",
+        type=float,
+        nargs="+",
+        metavar="KAPPA",
+        help="similarities to try, each in (0, 1] (14 from 0.5 to 1)",
+    )
     parser.add_argument("--tolerance", type=float, default=0.3, help="of the spread (0.3)")
     parser.add_argument("--out", required=True, metavar="DIR", help="a new directory")
     _engine_argument(parser)
@@ -312,7 +320,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_directory", metavar="RUN")
+    parser.add_argument("run_directory", metavar="RUN", help="the directory of a run")
     parser.set_defaults(run=_report)
 
 

@@ -10,6 +10,7 @@ __all__ = ["add_data_verbs"]
 
 _INDEX_KINDS = ("bm25", "lucene", "dense")
 _OPTIONS_HELP = "options of the kind, listed in docs/retrieval.md and by a wrong one"
+_INDEX_OUT_HELP = "where the index goes; one that is there is replaced"
 
 
 def add_data_verbs(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
@@ -30,7 +31,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     toy = actions.add_parser(
         "toy", help="a generated world: tasks, demonstrations, corpus, untrained policy"
     )
-    toy.add_argument("world", choices=["kb", "hops", "reach", "trace"])
+    toy.add_argument("world", choices=["kb", "hops", "reach", "trace"], help="which world")
     toy.add_argument("output", help="the directory that receives it")
     toy.add_argument("knobs", nargs="*", help="difficulty and sizes: hops=1 seed=3 …")
     toy.set_defaults(run=_toy)
@@ -43,8 +44,12 @@ def _toy(options: argparse.Namespace) -> int:
 
 
 def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", choices=["search-r1", "asearcher", "webdancer"])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument(
+        "source", choices=["search-r1", "asearcher", "webdancer"], help="whose files"
+    )
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="JSON lines, JSON arrays or parquet"
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="task file")
     parser.add_argument(
         "--exclude",
@@ -88,14 +93,36 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _grade_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=GRADERS)
+    parser.add_argument("kind", choices=GRADERS, help="the reward")
     parser.add_argument("input", type=Path, help='JSON lines: {"id", "response", "gold", "prompt"}')
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FILE", help="one JSON line per transcript"
+    )
     parser.add_argument("--bare", action="store_true", help="the response is the answer itself")
-    parser.add_argument("--structure-score", type=float, default=0.0)
-    parser.add_argument("--final-format-score", type=float, default=0.0)
-    parser.add_argument("--retrieval-score", type=float, default=0.0)
-    parser.add_argument("--format-score", type=float, default=0.0)
+    parser.add_argument(
+        "--structure-score",
+        type=float,
+        default=0.0,
+        help="of a well formed transcript with a wrong answer (0)",
+    )
+    parser.add_argument(
+        "--final-format-score",
+        type=float,
+        default=0.0,
+        help="of an ill formed transcript with a wrong answer (0)",
+    )
+    parser.add_argument(
+        "--retrieval-score",
+        type=float,
+        default=0.0,
+        help="added where a document shows an accepted answer (0)",
+    )
+    parser.add_argument(
+        "--format-score",
+        type=float,
+        default=0.0,
+        help="of a wrong answer, where the structure does not count (0)",
+    )
     parser.add_argument("--judge-url", metavar="URL", help="up to and without /chat/completions")
     parser.add_argument("--judge-model", metavar="NAME", help="the model that judges")
     parser.add_argument("--judge-key-env", metavar="NAME", help="the variable that holds its key")
@@ -122,19 +149,21 @@ def _grade(options: argparse.Namespace) -> int:
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser("build", help="index a corpus")
-    build.add_argument("kind", choices=_INDEX_KINDS)
+    build.add_argument("kind", choices=_INDEX_KINDS, help="how it is searched")
     build.add_argument(
         "--corpus", required=True, metavar="FILE", help='JSON lines: {"id", "contents"}'
     )
-    build.add_argument("--out", required=True, metavar="DIR")
+    build.add_argument("--out", required=True, metavar="DIR", help=_INDEX_OUT_HELP)
     build.add_argument("overrides", nargs="*", metavar="option=value", help=_OPTIONS_HELP)
     build.set_defaults(run=_index_build)
     info = actions.add_parser("info", help="print what an index is and what it needs")
-    info.add_argument("directory", metavar="DIR")
+    info.add_argument("directory", metavar="DIR", help="an index")
     info.set_defaults(run=_index_info)
     merge = actions.add_parser("merge", help="one index of the indexes of a corpus' parts")
-    merge.add_argument("directories", nargs="+", metavar="DIR")
-    merge.add_argument("--out", required=True, metavar="DIR")
+    merge.add_argument(
+        "directories", nargs="+", metavar="DIR", help="the indexes, in the order of the parts"
+    )
+    merge.add_argument("--out", required=True, metavar="DIR", help=_INDEX_OUT_HELP)
     merge.set_defaults(run=_index_merge)
 
 
@@ -166,10 +195,12 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pages", type=Path, metavar="FILE", help="page file for /access")
     parser.add_argument("--topk", type=int, default=3, help="documents where none is asked for")
-    parser.add_argument("--max-topk", type=int, default=100)
+    parser.add_argument("--max-topk", type=int, default=100, help="documents of one query (100)")
     parser.add_argument("--max-queries", type=int, default=4096, help="of one request")
     parser.add_argument("--max-query-chars", type=int, default=8192, help="of one query")
-    parser.add_argument("--max-body-bytes", type=int, default=16 * 2**20)
+    parser.add_argument(
+        "--max-body-bytes", type=int, default=16 * 2**20, help="of one request (16 MiB)"
+    )
     parser.add_argument("--queue", type=int, default=256, help="requests taken in at once")
     parser.add_argument("--workers", type=int, help="searches at once (one per core)")
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds per request")

@@ -19,9 +19,13 @@ def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     """
     parser = verb("score", "credit the graphs of a file with a method")
     parser.add_argument("input", help="graphpo.graph/1 lines")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--method", required=True, choices=METHODS)
-    parser.add_argument("--keep-classes", action="store_true")
+    parser.add_argument("--out", required=True, metavar="FILE", help="one JSON line per graph")
+    parser.add_argument("--method", required=True, choices=METHODS, help="whose credit")
+    parser.add_argument(
+        "--keep-classes",
+        action="store_true",
+        help="graphpo: merge as the file's classes say, where every node of a graph has one",
+    )
     settings = parser.add_argument_group(
         "settings of the methods", "without them, as the method's authors released it"
     )
@@ -30,15 +34,36 @@ def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
         settings.add_argument(name, default=argparse.SUPPRESS, **how)
 
     setting("--merge", choices=["similarity", "none"], help="graphpo, tree, as all up to …-weight")
-    setting("--merge-threshold", type=float)
-    setting("--merge-terminals", choices=["same_reward", "never"])
-    setting("--max-layer-gap", type=_whole_or_none, metavar="N|none")
-    setting("--guard", choices=["numbers", "none"])
-    setting("--pool-weight", type=float)
-    setting("--efficiency-weight", type=float)
-    setting("--efficiency-combine", choices=["mean", "sum"])
-    setting("--backup", choices=["leaf", "mean", "class"])
-    setting("--trajectory-weight", type=float)
+    setting("--merge-threshold", type=float, help="the similarity from which nodes merge (0.92)")
+    setting(
+        "--merge-terminals",
+        choices=["same_reward", "never"],
+        help="which terminals merge (same_reward)",
+    )
+    setting(
+        "--max-layer-gap",
+        type=_whole_or_none,
+        metavar="N|none",
+        help="largest difference of depth in a class (none)",
+    )
+    setting(
+        "--guard",
+        choices=["numbers", "none"],
+        help="numbers: states with other numbers never merge (none)",
+    )
+    setting("--pool-weight", type=float, help="of equivalent nodes' terminals, 0 to 1 (0.7)")
+    setting("--efficiency-weight", type=float, help="of the efficiency advantage (0.2)")
+    setting(
+        "--efficiency-combine",
+        choices=["mean", "sum"],
+        help="over the efficiency paths of an edge (mean)",
+    )
+    setting(
+        "--backup",
+        choices=["leaf", "mean", "class"],
+        help="counts rise over leaves, children or a class's edges (leaf)",
+    )
+    setting("--trajectory-weight", type=float, help="of the trajectory advantage (0)")
     setting(
         "--singleton",
         choices=["zero", "inherit", "raw"],

@@ -1,10 +1,12 @@
+import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from graphpo_agent.cli import main
+from graphpo_agent.cli import _parser, main
 from graphpo_agent.data.tasks import load_tasks
 from retrievers.bm25 import Bm25Retriever
 from tests.worlds import run_arguments
@@ -36,6 +38,20 @@ def status(arguments: list[str]) -> int:
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status([verb, "--help"]) == 0
     assert verb in capsys.readouterr().out
+
+
+def unexplained(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The arguments without a help text, those of its verbs too."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from unexplained(verb)
+        elif not action.help:
+            yield f"{parser.prog} {' '.join(action.option_strings) or action.dest}"
+
+
+def test_every_argument_of_every_verb_is_explained() -> None:
+    assert list(unexplained(_parser())) == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["train"], ["score"], ["data", "toy", "moon"]])
