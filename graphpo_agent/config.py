@@ -226,6 +226,8 @@ class UpdateConfig(Strict):
     """The paper's, over all tokens, over trained sequences (edges, or trajectories where the method
     trains those), or Dr. GRPO's sum over a sequence divided by the longest response."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    """What ratios are taken against: log-probabilities computed before the first minibatch, or
+    those that were recorded while sampling."""
     max_tokens_per_batch: Positive = 4096
     """Tokens in one forward pass; bounds memory. A larger graph is cut into several passes that
     compute its prefixes again. On a CPU more is slower."""

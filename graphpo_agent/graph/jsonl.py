@@ -6,7 +6,7 @@ root first and parents before children. NODE::
     {"id": int, "parent": int | null, "terminal": bool, "reward": float | null,
      "embedding": [float] | {"f32": base64 of little-endian float32},
      "key": str, "state": str, "tokens": [int], "num_tokens": int, "logprobs": [float],
-     "loss_mask": [0 | 1], "tree": int, "class": int}
+     "loss_mask": [0 | 1], "step_score": float, "tree": int, "class": int}
 
 The second and later lines may be absent. Without a loss mask every token of an edge is trained;
 log-probabilities where the mask is 0 say nothing.
