@@ -241,12 +241,14 @@ def test_a_mistake_is_one_line_status_2_and_leaves_no_run(
     assert not run.exists()
 
 
+@pytest.mark.parametrize("minibatch", [8, 2])
 def test_a_policy_that_diverges_is_one_line_and_status_2(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], minibatch: int
 ) -> None:
-    overrides = ["update.learning_rate=1e30", "update.minibatch_graphs=8", "train.steps=3"]
-    assert main(["train", *run_arguments(reach, tmp_path / "run", *overrides)]) == 2
-    assert "the policy has diverged; lower update.learning_rate" in capsys.readouterr().err
+    overrides = ["update.learning_rate=1e30", f"update.minibatch_graphs={minibatch}"]
+    arguments = run_arguments(reach, tmp_path / "run", *overrides, "train.steps=3")
+    assert main(["train", *arguments]) == 2
+    assert "the policy has diverged; lower " in capsys.readouterr().err
 
 
 def contents(run: Path) -> dict[Path, bytes]:

@@ -150,6 +150,16 @@ def test_the_order_of_minibatches_depends_on_seed_and_step_only(make_model, toke
     assert not torch.equal(after(5, 0), after(6, 0))
 
 
+def test_a_gradient_that_is_not_finite_is_refused_and_the_weights_stay(make_model, tokenizer):
+    model = make_model()
+    engine = make_engine(model, tokenizer)
+    model.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
+    before = weights_of(model)
+    with pytest.raises(ModelError, match=r"gradient is (inf|nan): the policy has diverged"):
+        engine.update(SAMPLES, 0)
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
+
+
 def test_gradients_are_scaled_down_to_the_asked_norm(make_model, tokenizer):
     model = make_model()
     engine = make_engine(model, tokenizer, max_grad_norm=1e-3)

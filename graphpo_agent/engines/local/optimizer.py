@@ -1,5 +1,6 @@
 """AdamW: its parameter groups, one step, and where its state waits between updates."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from graphpo_agent.engines.local.options import OptimizerOptions
+from graphpo_agent.errors import ModelError
 
 __all__ = ["make_adamw", "optimizer_step", "state_on_device"]
 
@@ -34,15 +36,19 @@ def optimizer_step(optimizer: AdamW, learning_rate: float, max_grad_norm: float)
         The gradients' norm before they were scaled.
 
     Raises:
-        RuntimeError: the norm is not finite.
+        ModelError: the norm is not finite; the weights stay as they are.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = clip_grad_norm_(parameters, max_grad_norm, error_if_nonfinite=True)
+    norm = float(clip_grad_norm_(parameters, max_grad_norm))
+    if not math.isfinite(norm):
+        raise ModelError(
+            f"the norm of the gradient is {norm}: the policy has diverged; lower the learning rate"
+        )
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    return norm
 
 
 @contextmanager
