@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -127,3 +129,24 @@ def test_settings_that_cannot_be_are_one_clear_line(directory, options, message)
     with pytest.raises(GraphPOError, match=message) as caught:
         EncoderEmbedder(directory, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "[]"),
+        ("config.json", "{"),
+        ("tokenizer.json", "null"),
+        ("tokenizer.json", "{}"),
+        ("pytorch_model.bin", "junk"),
+        ("model.safetensors", "junk"),
+    ],
+)
+def test_a_damaged_file_is_one_line(directory, tmp_path, file, content):
+    shutil.copytree(directory, tmp_path / "damaged")
+    if file == "pytorch_model.bin":
+        (tmp_path / "damaged/model.safetensors").unlink()
+    (tmp_path / "damaged" / file).write_text(content)
+    with pytest.raises(ModelError, match=r"damaged' cannot be loaded: .* give a directory") as one:
+        EncoderEmbedder(tmp_path / "damaged")
+    assert "\n" not in str(one.value)
