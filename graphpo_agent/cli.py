@@ -18,7 +18,14 @@ from graphpo_agent.errors import GraphPOError
 
 __all__ = ["main"]
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+_DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EACCES,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+)
 """What a full or forbidden disk answers; any other operating system error is a bug."""
 _CONFIG_HELP = "a YAML file (see configs/)"
 _OVERRIDES_HELP = "settings instead of the file's, or further files"

@@ -134,3 +134,16 @@ def test_overrides_may_stand_before_and_after_options(
         main(["train", config, "--dry-run", "--nonsense", "nonsense", "seed=7"])
     assert exited.value.code == 2
     assert "unrecognized arguments: --nonsense nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["rollout", "x.yaml", "--count", "1"],
+        ["eval", "x.yaml"],
+        ["compare", "x.yaml", "--methods", "grpo"],
+    ],
+)
+def test_an_output_with_too_long_a_name_is_one_line(arguments, capsys):
+    assert main([*arguments, "--out", "a" * 300]) == 2
+    assert capsys.readouterr().err.startswith("graphpo: File name too long")
