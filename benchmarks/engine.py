@@ -8,7 +8,7 @@
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
 ``growth``    how time and memory grow with graph, segment, batch and model
 ``profile``   where the time of a training step goes
-``gpu``       update, sampling and a step on a GPU; not a part of ``all`` (about 5 minutes)
+``gpu``       update, sampling and a step on a GPU; not a part of ``all`` (about 8 minutes)
 
 Every part writes ``engine-<part>.md`` and ``.json`` to ``benchmarks/results/``.
 """

@@ -33,6 +33,13 @@ def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     def setting(name: str, **how: Any) -> None:
         settings.add_argument(name, default=argparse.SUPPRESS, **how)
 
+    _add_graph_settings(setting)
+    _add_other_settings(setting)
+    parser.set_defaults(run=_score)
+
+
+def _add_graph_settings(setting: Callable[..., None]) -> None:
+    """Those that only ``graphpo`` and ``tree`` have."""
     setting("--merge", choices=["similarity", "none"], help="graphpo, tree, as all up to …-weight")
     setting("--merge-threshold", type=float, help="the similarity from which nodes merge (0.92)")
     setting(
@@ -64,6 +71,10 @@ def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
         help="counts rise over leaves, children or a class's edges (leaf)",
     )
     setting("--trajectory-weight", type=float, help="of the trajectory advantage (0)")
+
+
+def _add_other_settings(setting: Callable[..., None]) -> None:
+    """Those of single methods, and those of which several have some values."""
     setting(
         "--singleton",
         choices=["zero", "inherit", "raw"],
@@ -85,7 +96,6 @@ def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     setting("--steps", choices=["response", "edges"], help="prm")
     setting("--prm-weight", type=float, help="prm")
     setting("--whiten", choices=["none", "batch"], help="spo_tree, spo_chain, treepo")
-    parser.set_defaults(run=_score)
 
 
 def _whole_or_none(text: str) -> int | None:

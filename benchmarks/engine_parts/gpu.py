@@ -7,12 +7,12 @@ import gc
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,8 @@ def update(case: Case, model: PreTrainedModel) -> dict[str, Any]:
     how = ComputeOptions(autocast=True)
     calls: dict[str, Callable[[], Any]] = {
         "packed": partial(packed, how),
-        "paths": partial(_on_rows, model, partial(train_on_rows, model, rows, data, limit)),
-        "all logits": partial(
-            _on_rows, model, partial(train_on_rows, model, rows, data, limit, every_position=True)
-        ),
+        "paths": partial(_on_rows, model, rows, data, limit),
+        "all logits": partial(_on_rows, model, rows, data, limit, every_position=True),
         "flex": partial(packed, replace(how, attention="flex")),
         "compiled": partial(packed, replace(how, compile_layers=True)),
     }
@@ -93,7 +91,9 @@ def update(case: Case, model: PreTrainedModel) -> dict[str, Any]:
         _free()
         gradients[name] = gradient(model, call)[::COMPARED].clone()
         peaks[name] = _peak()
-    seconds = alternate({name: partial(_done, call) for name, call in calls.items()}, 3, _clock)
+    seconds = alternate(
+        {name: partial(_done, call) for name, call in calls.items()}, 3, perf_counter
+    )
     model.zero_grad(set_to_none=True)
     tokens = work["paths"].tokens / work["packed"].tokens
     flops = work["paths"].flops / work["packed"].flops
@@ -124,19 +124,16 @@ def update(case: Case, model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _on_rows(model: PreTrainedModel, call: Callable[[], Any]) -> None:
+def _on_rows(*arguments: Any, **options: Any) -> None:
+    """``train_on_rows`` with products in bfloat16."""
     with torch.autocast(DEVICE, torch.bfloat16):
-        call()
+        train_on_rows(*arguments, **options)
 
 
 def _done(call: Callable[[], Any]) -> None:
     call()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-
-
-def _clock() -> float:
-    return time.perf_counter()
 
 
 def _free() -> None:
@@ -167,41 +164,17 @@ def sample(case: sampling.Case, directory: Path) -> dict[str, Any]:
     """Tokens per second of the policy and of transformers' ``generate``."""
     model = load_model(str(directory), device=DEVICE)
     policy = LocalPolicy(model, HfTokenizer.load(str(directory)), 8 * 2**30, autocast=True)
-    work = sampling.workload(case)
-    rollouts = sampling.grow(work, policy)
-    prompts = [list(rollout.states[0].prompt_ids) for rollout in rollouts]
-    generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
-    length = case.segment * len(case.schedule)
-    flat = [prompts[i % len(prompts)] for i in range(round(generated / length))]
-    policy.take_prefilled_tokens()
-    sampling.grow(work, policy)
-    prefilled = policy.take_prefilled_tokens()
-    calls: dict[str, Callable[[], int]] = {
-        "graph": lambda: sum(r.ledger.generated_tokens for r in sampling.grow(work, policy)),
-        "flat": lambda: sampling.decode_flat(policy, flat, length),
-        "same sizes": lambda: sampling.decode_by_layer(policy, prompts, rollouts, case.segment),
-    }
+    trial = sampling.Trial.of(case, policy)
+    calls = trial.calls(policy)
     rates = sampling.tokens_per_second(calls, 2)
     recorded, policy._recorded = policy._recorded, None
     rates |= sampling.tokens_per_second({"not recorded": calls["graph"]}, 1)
     policy._recorded = recorded
     with torch.autocast(DEVICE, torch.bfloat16):
-        theirs = {"transformers": lambda: len(flat) * sampling.generate(model, flat, length)[1]}
+        theirs = {"transformers, flat": partial(trial.generate, model)}
         rates |= sampling.tokens_per_second(theirs, 1)
-    return {
-        "model": case.model,
-        "schedule": "{" + ",".join(map(str, case.schedule)) + "}",
-        "method": "graphpo" if case.merges else "tree",
-        "prompts": case.prompts,
-        "tokens": generated,
-        "mean batch": len(flat),
-        "of flat": rates["graph"] / rates["flat"],
-        "of same sizes": rates["graph"] / rates["same sizes"],
-        "recorded ×": rates["graph"] / rates["not recorded"],
-        "prefilled": prefilled,
-        "unique": sum(map(len, prompts)),
-        **rates,
-    }
+    ratio = rates["graph"] / rates["not recorded"]
+    return trial.row(policy, rates) | {"recorded ×": ratio}
 
 
 def step(directory: Path, quick: bool) -> dict[str, Any]:
@@ -275,7 +248,7 @@ def _gpu() -> dict[str, Any]:
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     product = partial(_done, lambda: [a @ b for _ in range(10)])
     product()
-    seconds = alternate({"product": product}, 3, _clock)["product"]
+    seconds = alternate({"product": product}, 3, perf_counter)["product"]
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     return {
         "gpu": f"{torch.cuda.get_device_name()}, {memory:.0f} GiB",
@@ -315,8 +288,8 @@ def _page(result: Mapping[str, Any]) -> list[str]:
         "schedule": "schedule",
         "method": "method",
         "prompts": "prompts",
-        "tokens": "tokens",
-        "mean batch": "mean batch",
+        "generated": "tokens",
+        "rows": "mean batch",
         "graph": "graph",
         "flat": "flat",
         "of flat": "graph / flat",
@@ -324,7 +297,7 @@ def _page(result: Mapping[str, Any]) -> list[str]:
         "of same sizes": "graph / that",
         "not recorded": "graph, not recorded",
         "recorded ×": "recorded ×",
-        "transformers": "transformers, flat",
+        "transformers, flat": "transformers, flat",
         "prefilled": "prefilled",
         "unique": "unique",
     }

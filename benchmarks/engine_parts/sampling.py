@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -40,10 +41,8 @@ from .models import SIZES, questions, save_model
 
 __all__ = [
     "Case",
+    "Trial",
     "Workload",
-    "decode_by_layer",
-    "decode_flat",
-    "generate",
     "grow",
     "run",
     "tokens_per_second",
@@ -103,6 +102,76 @@ def _half(task: Task, outcome: Outcome) -> float:
     return float(len(outcome.response) % 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case grown once, and a flat batch that generates about as many tokens.
+
+    Attributes:
+        case: what was grown.
+        work: the same, laid out.
+        rollouts: the graphs.
+        prompts: their token ids.
+        flat: prompts of the flat batch, each continued by ``length`` tokens.
+        length: tokens of a response.
+    """
+
+    case: Case
+    work: Workload
+    rollouts: list[Rollout]
+    prompts: list[list[int]]
+    flat: list[list[int]]
+    length: int
+
+    @classmethod
+    def of(cls, case: Case, policy: Policy) -> "Trial":
+        """Grow the graphs, which warms the policy up as well."""
+        work = workload(case)
+        rollouts = grow(work, policy)
+        prompts = [list(rollout.states[0].prompt_ids) for rollout in rollouts]
+        length = case.segment * len(case.schedule)
+        rows = round(_generated(rollouts) / length)
+        flat = [prompts[i % len(prompts)] for i in range(rows)]
+        return cls(case, work, rollouts, prompts, flat, length)
+
+    def calls(self, policy: LocalPolicy) -> dict[str, Callable[[], int]]:
+        """Ways of the policy to generate the tokens; each returns how many."""
+        return {
+            "graph": lambda: _generated(grow(self.work, policy)),
+            "flat": lambda: _decode_flat(policy, self.flat, self.length),
+            "same sizes": lambda: _decode_by_layer(
+                policy, self.prompts, self.rollouts, self.case.segment
+            ),
+        }
+
+    def generate(self, model: PreTrainedModel) -> int:
+        """The flat batch by transformers."""
+        return len(self.flat) * _generate(model, self.flat, self.length)[1]
+
+    def row(self, policy: LocalPolicy, rates: dict[str, float]) -> dict[str, Any]:
+        """What the tables show; grows the graphs once more to count the prefilled tokens."""
+        policy.take_prefilled_tokens()
+        grow(self.work, policy)
+        return {
+            "model": self.case.model,
+            "schedule": "{" + ",".join(map(str, self.case.schedule)) + "}",
+            "segment": self.case.segment,
+            "prompts": self.case.prompts,
+            "method": "graphpo" if self.case.merges else "tree",
+            "generated": _generated(self.rollouts),
+            "rows": len(self.flat),
+            "of flat": rates["graph"] / rates["flat"],
+            "of same sizes": rates["graph"] / rates["same sizes"],
+            "prefilled": policy.take_prefilled_tokens(),
+            "unique": sum(map(len, self.prompts)),
+            "rates": rates,
+            **rates,
+        }
+
+
+def _generated(rollouts: Sequence[Rollout]) -> int:
+    return sum(rollout.ledger.generated_tokens for rollout in rollouts)
+
+
 def measure(case: Case, repeats: int, directory: Path) -> dict[str, Any]:
     """Tokens per second of every engine, in turn where they share a process."""
     model_path = directory / case.model
@@ -111,57 +180,30 @@ def measure(case: Case, repeats: int, directory: Path) -> dict[str, Any]:
     model = load_model(str(model_path))
     tokenizer = HfTokenizer.load(str(model_path))
     policy = LocalPolicy(model, tokenizer)
-    work = workload(case)
     gc.freeze()  # as in training
     gc.set_threshold(100_000)
-    rollouts = grow(work, policy)
-    policy.take_prefilled_tokens()
-    prompts = [list(rollout.states[0].prompt_ids) for rollout in rollouts]
-    generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
-    length = case.segment * len(case.schedule)
-    rows = round(generated / length)
-    flat = [prompts[i % len(prompts)] for i in range(rows)]
-    calls: dict[str, Callable[[], int]] = {
-        "graph": lambda: sum(r.ledger.generated_tokens for r in grow(work, policy)),
-        "flat": lambda: decode_flat(policy, flat, length),
-        "same sizes": lambda: decode_by_layer(policy, prompts, rollouts, case.segment),
-        "transformers, flat": lambda: len(flat) * generate(model, flat, length)[1],
-    }
+    trial = Trial.of(case, policy)
+    calls = trial.calls(policy)
+    calls["transformers, flat"] = partial(trial.generate, model)
     if not case.merges:
-        calls["transformers, graph"] = lambda: _layers(model, prompts, case)
+        calls["transformers, graph"] = lambda: _layers(model, trial.prompts, case)
     rates = tokens_per_second(calls, repeats)
-    policy.take_prefilled_tokens()
-    grow(work, policy)
     spec = {
         "model": str(model_path),
         "longest": 1024,
-        "prompts": prompts,
+        "prompts": trial.prompts,
         "schedule": case.schedule,
         "segment": case.segment,
-        "flat_prompts": flat,
-        "flat_tokens": length,
+        "flat_prompts": trial.flat,
+        "flat_tokens": trial.length,
         "repeats": repeats,
     }
     if find_spec("vllm") is not None and not case.merges:
         rates |= _vllm(spec, directory)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            arguments = (case, str(model_path), flat, length, repeats)
+            arguments = (case, str(model_path), trial.flat, trial.length, repeats)
             rates |= pool.apply(project_vllm, arguments)
-    return {
-        "model": case.model,
-        "schedule": "{" + ",".join(map(str, case.schedule)) + "}",
-        "segment": case.segment,
-        "prompts": case.prompts,
-        "method": "graphpo" if case.merges else "tree",
-        "generated": generated,
-        "rows": rows,
-        "of flat": rates["graph"] / rates["flat"],
-        "of same sizes": rates["graph"] / rates["same sizes"],
-        "prefilled": policy.take_prefilled_tokens(),
-        "unique": sum(map(len, prompts)),
-        "rates": rates,
-        **rates,
-    }
+    return trial.row(policy, rates)
 
 
 def tokens_per_second(calls: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
@@ -175,7 +217,7 @@ def tokens_per_second(calls: dict[str, Callable[[], int]], repeats: int) -> dict
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def decode_flat(policy: Policy, prompts: Sequence[Sequence[int]], length: int) -> int:
+def _decode_flat(policy: Policy, prompts: Sequence[Sequence[int]], length: int) -> int:
     """The same engine, one batch decoded from its prompts to the end."""
     requests = [
         SampleRequest(policy.open(prompt), seed, length) for seed, prompt in enumerate(prompts)
@@ -185,7 +227,7 @@ def decode_flat(policy: Policy, prompts: Sequence[Sequence[int]], length: int) -
     return sum(len(completion.token_ids) for completion in completions)
 
 
-def decode_by_layer(
+def _decode_by_layer(
     policy: LocalPolicy,
     prompts: Sequence[Sequence[int]],
     rollouts: Sequence[Rollout],
@@ -194,13 +236,13 @@ def decode_by_layer(
     """Flat batches with as many rows as each layer of the graphs has edges, one after another."""
     depths = np.concatenate([rollout.graph.depth for rollout in rollouts])
     return sum(
-        decode_flat(policy, [prompts[i % len(prompts)] for i in range(rows)], segment)
+        _decode_flat(policy, [prompts[i % len(prompts)] for i in range(rows)], segment)
         for rows in np.bincount(depths)[1:].tolist()
     )
 
 
 @torch.inference_mode()
-def generate(
+def _generate(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], length: int
 ) -> tuple[list[list[int]], int]:
     """Transformers' own sampling of one padded batch: the rows and the tokens new in each."""
@@ -229,7 +271,7 @@ def _layers(model: PreTrainedModel, prompts: Sequence[Sequence[int]], case: Case
     prefixes, count = [list(prompt) for prompt in prompts], 0
     for branching in case.schedule:
         asked = [prefix for prefix in prefixes for _ in range(branching)]
-        prefixes, new = generate(model, asked, case.segment)
+        prefixes, new = _generate(model, asked, case.segment)
         count += new * len(asked)
     return count
 
@@ -242,8 +284,8 @@ def project_vllm(
     policy = VllmPolicy(model_path, HfTokenizer.load(model_path), VllmOptions())
     work = workload(case)
     calls: dict[str, Callable[[], int]] = {
-        "VllmPolicy, graph": lambda: sum(r.ledger.generated_tokens for r in grow(work, policy)),
-        "VllmPolicy, flat": lambda: decode_flat(policy, prompts, length),
+        "VllmPolicy, graph": lambda: _generated(grow(work, policy)),
+        "VllmPolicy, flat": lambda: _decode_flat(policy, prompts, length),
     }
     tokens_per_second(calls, repeats=1)
     return tokens_per_second(calls, repeats)
