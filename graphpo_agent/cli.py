@@ -6,15 +6,14 @@ Exit status: 0 done, 2 a mistake that one line on stderr explains, 130 interrupt
 import argparse
 import errno
 import os
-import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
 from graphpo_agent.cli_data import add_data_verbs
 from graphpo_agent.cli_score import add_score_verb
 from graphpo_agent.errors import GraphPOError
+from graphpo_agent.interrupt import interruptible
 
 __all__ = ["main"]
 
@@ -43,24 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a configuration may name a user's own module beside it
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        return _run(options)
-    except BaseException:
-        if not interrupts:
-            raise
-        # Whatever an interrupted import or library made of it.
-        _fail("interrupted")
-        warnings.simplefilter("ignore")  # of what never began
-        return 130
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interruptible() as interrupted:
+        try:
+            return _run(options)
+        except BaseException:
+            if not interrupted():
+                raise
+            _fail("interrupted")
+            return 130
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
