@@ -27,7 +27,8 @@ def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
         help="graphpo: merge as the file's classes say, where every node of a graph has one",
     )
     settings = parser.add_argument_group(
-        "settings of the methods", "without them, as the method's authors released it"
+        "settings of the methods",
+        "without them as the method's authors released it, but not whitened",
     )
 
     def setting(name: str, **how: Any) -> None:
@@ -90,6 +91,11 @@ def _add_other_settings(setting: Callable[..., None]) -> None:
     setting("--overlong-factor", type=float, help="dapo")
     setting("--select", type=_whole_or_none, metavar="N|none", help="treerl: leaves trained (16)")
     setting("--weighting", choices=["sqrt", "uniform", "paper"], help="treerl")
+    setting(
+        "--drop-zero",
+        action=argparse.BooleanOptionalAction,
+        help="spo_tree: edges with advantage 0 are not trained, which counts for whitening (on)",
+    )
     setting("--max-probability", type=_number_or_none, metavar="P|none", help="spo_tree, spo_chain")
     setting("--kept", type=_whole_or_none, metavar="N|none", help="tree_grpo: leaves of a tree")
     setting("--aggregate", choices=["average", "group_size"], help="treepo")

@@ -12,7 +12,7 @@ from rich.status import Status
 
 from graphpo_agent.compare_run import Told, train_apart
 from graphpo_agent.config import RunConfig, VerlEngineConfig
-from graphpo_agent.config_file import load_config
+from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
 from graphpo_agent.report.compare_stats import read_comparison, read_outcome, run_path
@@ -75,12 +75,17 @@ def compare_command(
 
     Raises:
         ConfigError: a configuration that cannot be used.
-        RunError: a directory holds another run, or a run stopped.
+        RunError: ``out`` cannot be made, a directory in it holds another run, or a run stopped.
     """
     if Path(out).exists() and not Path(out).is_dir():
         raise RunError(f"--out {out} is not a directory")
+    read_yaml(Path(config_path))  # that it is there comes before what is beside it
     files = find_methods(config_path, methods)
     runs = list(_plan(config_path, overrides, files, seeds, Path(out)))
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--out {out} cannot be made: {error.strerror}") from None
     complete = {run.name for run in runs if _is_complete(run)}
     _train(runs, complete, jobs)
     budgets = [run.config.train.token_budget for run in runs]

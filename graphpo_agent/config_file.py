@@ -42,7 +42,8 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_problem(error, data)}") from None
+        files = " + ".join([str(path), *filter(_is_file, overrides)])
+        raise ConfigError(f"{files}: {_first_problem(error, data)}") from None
 
 
 def dump_config(config: BaseModel) -> str:

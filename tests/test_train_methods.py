@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,18 @@ import numpy as np
 import pytest
 
 from graphpo_agent.cli import main
-from graphpo_agent.graph.jsonl import read_graphs
+from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.graph.samples import TrainingSample, row_paths, to_path_rows
 from tests.worlds import run_arguments
 
 METHODS = {
+    "graphpo": "{name: graphpo, schedule: [3, 2], singleton: inherit}",
+    "graphpo_plus": "{name: graphpo, schedule: [3, 2], backup: class, normalize: rms, "
+    "trajectory_weight: 1, reallocate: uncertain, singleton: inherit}",
+    "waves": "{name: graphpo, schedule: [3, 1], backup: class, refill: uncertain}",
+    "separate": "{name: graphpo, schedule: [3, 2], objective: separate}",
+    "tree": "{name: tree, schedule: [3, 2]}",
+    "grpo": "{name: grpo, group_size: 4}",
     "dapo": "{name: dapo, group_size: 4, max_length: 30, overlong_buffer: 10}",
     "dr_grpo": "{name: grpo, group_size: 4, normalize: none}",
     "treerl": "{name: treerl, trees: 2, select: 5, fork: edge}",
@@ -26,6 +35,10 @@ METHODS = {
     "prm_edges": "{name: prm, steps: edges, group_size: 4, "
     "scorer: {class: tests.worlds:LengthScorer}}",
 }
+EACH_EDGE_ONCE = (
+    *("graphpo", "graphpo_plus", "waves", "separate", "tree"),
+    *("spo_tree", "spo_chain", "treerpo"),
+)
 IN_SEGMENTS = {
     "pros": "{name: pros, group_size: 4}",
     "treerl": "{name: treerl, trees: 2, select: 5}",
@@ -37,6 +50,20 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[list[TrainingSample]]:
+    """What the engine is given to train on, update by update."""
+    given: list[list[TrainingSample]] = []
+    update = LocalEngine.update
+
+    def spied(self: LocalEngine, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
+        given.append(list(samples))
+        return update(self, samples, step)
+
+    monkeypatch.setattr(LocalEngine, "update", spied)
+    return given
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("world", "budget"), [("kb", "tokens"), ("reach", "tokens"), ("reach", None)]
@@ -45,6 +72,7 @@ def test_every_method_trains_in_both_modes(
     world: str,
     method: str,
     budget: str | None,
+    updates: list[list[TrainingSample]],
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
@@ -62,11 +90,27 @@ def test_every_method_trains_in_both_modes(
         assert [row["tokens/generated"] for row in steps] == [3 * tokens] * 2
     losses = [row["update/loss"] for row in steps if "update/loss" in row]
     assert losses and all(math.isfinite(loss) for loss in losses)
-    for graph in read_graphs(run / "graphs.jsonl"):
-        assert graph.terminal.any()
-        children = np.bincount(graph.parent[1:], minlength=graph.num_nodes)
-        assert (graph.parent[1:] < np.arange(1, graph.num_nodes)).all()
-        assert not children[graph.terminal].any()
+    assert len(updates) == len(losses)
+    for samples in updates:
+        assert len({sample.graph_id for sample in samples}) == len(samples) <= 3
+        for sample in samples:
+            assert times_trained(sample) == (
+                sample.loss_mask.sum() if method in EACH_EDGE_ONCE else on_trajectories(sample)
+            )
+
+
+def times_trained(sample: TrainingSample) -> int:
+    """Tokens with a loss in an update, counted as often as they have one."""
+    return sum(int(row.loss_mask.sum()) for row in to_path_rows(sample))
+
+
+def on_trajectories(sample: TrainingSample) -> int:
+    """Tokens of all trained trajectories, each of which may occur once only."""
+    assert sample.rows is not None
+    assert len(set(sample.rows.tolist())) == len(sample.rows)
+    node = np.repeat(np.arange(len(sample.parent)), np.diff(sample.offsets))
+    own = np.bincount(node[sample.loss_mask], minlength=len(sample.parent))
+    return int(sum((own * through).sum() for through in row_paths(sample.parent, sample.rows)))
 
 
 @pytest.mark.parametrize(("world", "cut"), [("reach", "token"), ("kb", "edge")])

@@ -17,6 +17,9 @@ from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["Dapo", "overlong_penalty"]
 
+_LONGEST = 2**31
+"""Tokens; more than any answer has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dapo:
@@ -64,6 +67,8 @@ class Dapo:
             raise ConfigError(
                 f"dapo: overlong_buffer {buffer} is outside 1 to max_length {longest}"
             )
+        if longest is not None and longest > _LONGEST:
+            raise ConfigError(f"dapo: max_length {longest} is more than {_LONGEST}")
         if longest is None and self.overlong_factor != 1.0:
             raise ConfigError("dapo: overlong_factor needs max_length and overlong_buffer")
         if not 0 <= self.overlong_factor < float("inf"):

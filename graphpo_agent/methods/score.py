@@ -60,7 +60,7 @@ _SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "singleton": _CHAIN["singleton"],
     },
     "treerl": {"select": (), "weighting": ("sqrt", "uniform", "paper")},
-    "spo_tree": {"normalize": ("none", "std"), "max_probability": ()} | _WHITEN,
+    "spo_tree": {"normalize": ("none", "std"), "drop_zero": (), "max_probability": ()} | _WHITEN,
     "spo_chain": {"max_probability": ()} | _WHITEN,
     "tree_grpo": {"kept": (), "singleton": _CHAIN["singleton"]},
     "treepo": {"aggregate": ("average", "group_size")} | _WHITEN,
