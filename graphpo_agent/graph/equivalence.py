@@ -1,10 +1,10 @@
 """Stage 1 of Algorithm 1: which nodes are the same semantic state (paper, section 3.2).
 
 Pairs are taken layer by layer, then in order of falling similarity, then by lower id, then by
-higher id; a pair joins its two classes unless a rule or a path between them forbids it. Almost
-all of that order is never needed: where contracting everything that is similar leaves no cycle,
-the ordered procedure would have refused nothing. Only the nodes on or between cycles, and those
-of classes that would break a rule, are gone through in order.
+higher id; a pair joins its two classes unless a rule or a path between them forbids it. Where
+contracting everything that is similar leaves no cycle, the ordered procedure would have refused
+nothing and the order is not needed. Only the nodes on or between cycles (which states make that
+recur along a path), and those of classes that would break a rule, are gone through in order.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import compress
+from math import isfinite
 
 from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.arrays import BoolArray, Float32Array
@@ -75,6 +75,6 @@ def check_new_node(v: int, node: NewNode, terminal: BoolArray) -> None:
     mistake = check_reward(node.terminal, node.reward)
     if mistake:
         raise GraphError(f"node {v}: {mistake}")
-    absent = [x for x, trained in zip(node.logprobs, node.loss_mask, strict=True) if trained]
-    if not np.isfinite(np.array(absent, np.float64)).all():
+    trained = compress(node.logprobs, node.loss_mask)
+    if not all(map(isfinite, trained)):
         raise GraphError(f"node {v}: a trained token without a finite log-probability")

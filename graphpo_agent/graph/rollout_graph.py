@@ -7,6 +7,7 @@ Arrays end in no suffix where they have one entry per node ``[n]``; ``[T]`` coun
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -318,7 +319,7 @@ def _with_gaps(
 
 
 def _extend(flat: NDArray[Scalar], pieces: Sequence[Sequence[float]]) -> NDArray[Scalar]:
-    return np.concatenate([flat, *(np.asarray(x).astype(flat.dtype) for x in pieces)])
+    return np.concatenate([flat, np.fromiter(chain.from_iterable(pieces), flat.dtype)])
 
 
 def _stack_embeddings(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from graphpo_agent.graph.budget import allocate, branching_at
 from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit, graph_credits
-from graphpo_agent.graph.equivalence import MergeOptions
+from graphpo_agent.graph.equivalence import MergeOptions, find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
 from graphpo_agent.methods.method import Credit, Whiten
@@ -47,16 +47,19 @@ class GraphPO:
 
     def plan(self, growth: Growth) -> Plan:
         """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
-        graph, classes = growth.graph, growth.classes
         if growth.memory is _COMPLETE or not len(growth.active):
             return Plan(onward(growth) or self._refill(growth), memory=_COMPLETE)
+        branching, pool = branching_at(self.schedule, growth.layer), growth.memory or 0
+        if branching == 1 and not pool:  # nothing to save and nothing to give
+            return Plan(onward(growth), memory=pool)
+        graph, classes = growth.graph, find_classes(growth.graph, self.merging)
         uncertain = self.reallocate == "uncertain"
         allocation = allocate(
             graph,
             classes,
             growth.active,
-            branching_at(self.schedule, growth.layer),
-            growth.memory or 0,
+            branching,
+            pool,
             options=self.merging,
             reallocate=self.reallocate,
             scores=graph_credit(graph, classes, self.credit).score if uncertain else None,
@@ -73,7 +76,8 @@ class GraphPO:
         """What the budget still holds once all paths have ended."""
         if self.refill == "prompt":
             return chains(growth, 0)
-        return wave(growth, graph_credit(growth.graph, growth.classes, self.credit).score)
+        classes = find_classes(growth.graph, self.merging)
+        return wave(growth, classes, graph_credit(growth.graph, classes, self.credit).score)
 
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]

@@ -63,7 +63,6 @@ class Growth:
 
     Attributes:
         graph: so far.
-        classes: [n] its equivalence classes.
         reached: positions of the nodes that the last layer reached; the root at first.
         active: of those, the states that a path goes on from.
         layer: 1 for the first layer below the root, then counted up at each call.
@@ -76,7 +75,6 @@ class Growth:
     """
 
     graph: RolloutGraph
-    classes: IntArray
     reached: IntArray
     active: IntArray
     layer: int

@@ -35,7 +35,7 @@ class _Candidate:
         return self.spread * self.evidence / self.edges / max(self.cost, 1.0) ** 0.5
 
 
-def wave(growth: Growth, scores: FloatArray) -> tuple[Branch, ...]:
+def wave(growth: Growth, classes: IntArray, scores: FloatArray) -> tuple[Branch, ...]:
     """Continuations for half of what a budget still holds, at least one.
 
     One by one they go to the class with the largest √(S(1 − S)) · m / (n √cost): S its score, m
@@ -46,12 +46,13 @@ def wave(growth: Growth, scores: FloatArray) -> tuple[Branch, ...]:
 
     Args:
         growth: with a budget of tokens or trajectories, and no active path.
+        classes: [n] the graph's equivalence classes.
         scores: [n] node scores S, NaN where undefined.
     """
     tokens, paths = growth.tokens_left, growth.trajectories_left
     if not tokens and not paths:
         return ()
-    open_classes = _candidates(growth.graph, growth.classes, scores, growth.path_tokens)
+    open_classes = _candidates(growth.graph, classes, scores, growth.path_tokens)
     counts: dict[int, int] = {}
     spent = started = 0.0
     while True:

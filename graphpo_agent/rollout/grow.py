@@ -1,8 +1,9 @@
 """The layer loop: how every graph is grown, in both modes and for every method.
 
-Per layer: expand → observe → summarise → embed → merge → next budget (Algorithm 1, stage 1). The
-expander makes edges, the method says where, the verifier judges ends. Every graph goes from layer
-to layer on its own; the scheduler samples for all of them together.
+Per layer: expand → observe → summarise → embed → merge and next budget (Algorithm 1, stage 1). The
+expander makes edges, the method says where, merging what its budget asks for, the verifier judges
+ends. Every graph goes from layer to layer on its own; the scheduler samples for all of them
+together.
 """
 
 import math
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from graphpo_agent.errors import RewardError
 from graphpo_agent.graph.budget import Budget, Ledger
-from graphpo_agent.graph.equivalence import find_classes
+from graphpo_agent.graph.equivalence import MergeOptions, find_classes
 from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth
@@ -84,7 +85,6 @@ class _Growing:
 
     task: Task
     graph: RolloutGraph
-    classes: NDArray[np.int64]
     states: list[PathState]
     statuses: list[StepStatus]
     reached: NDArray[np.int64]
@@ -92,11 +92,11 @@ class _Growing:
     ledger: Ledger
     memory: Any = None
 
-    def finished(self) -> Rollout:
+    def finished(self, merging: MergeOptions) -> Rollout:
         return Rollout(
             self.task,
             self.graph,
-            self.classes,
+            find_classes(self.graph, merging),
             tuple(self.states),
             tuple(self.statuses),
             self.ledger,
@@ -206,11 +206,10 @@ class Grower:
                 if not now:
                     break
                 await self._sample(one, scheduler, method, now, sampling, limit)
-            one.classes = find_classes(one.graph, method.merging)
             if one.ledger.generated_tokens == before:  # nothing can be sampled any more
                 break
         finished()
-        return one.finished()
+        return one.finished(method.merging)
 
     async def _start(
         self, scheduler: Scheduler, task: Task, prefix: Prefix, method: Method
@@ -229,7 +228,7 @@ class Grower:
             summary_tokens=description.summary_tokens,
         )
         root = np.zeros(1, np.int64)
-        return _Growing(task, graph, root, [state], ["ok"], root, root, ledger)
+        return _Growing(task, graph, [state], ["ok"], root, root, ledger)
 
     def _plan(
         self,
@@ -248,7 +247,6 @@ class Grower:
         plan = method.plan(
             Growth(
                 graph=one.graph,
-                classes=one.classes,
                 reached=one.reached,
                 active=one.active,
                 layer=layer,

@@ -20,10 +20,12 @@ def drawn(dtype=torch.float64):
     return logits.to(dtype).requires_grad_(), torch.arange(7) * 4 + 1
 
 
-@pytest.fixture(params=["cpu", "gpu"])
+@pytest.fixture(params=["cpu", "in parts", "gpu"])
 def way(request, monkeypatch):
     """The functions of a GPU are plain ones before they are fused, and run anywhere."""
-    if request.param == "cpu":
+    if request.param == "in parts":
+        monkeypatch.setattr(scores, "_AT_ONCE", 70)
+    if request.param != "gpu":
         return scores.token_scores
     monkeypatch.setattr(scores, "_scores", scores._scores._plain)
     monkeypatch.setattr(scores, "_gradients", scores._gradients._plain)

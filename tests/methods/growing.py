@@ -80,7 +80,6 @@ def grow(method: Method, world: World, seed: int = 0) -> Grown:
         growths.append(
             Growth(
                 graph=one.graph,
-                classes=np.arange(one.graph.num_nodes),
                 reached=one.reached,
                 active=one.active,
                 layer=layer,

@@ -282,7 +282,6 @@ def growth_of(graph: RolloutGraph, layer: int, memory: frozenset[int]) -> Growth
     none = np.zeros(0, np.int64)
     return Growth(
         graph=graph,
-        classes=np.arange(graph.num_nodes),
         reached=none,
         active=none,
         layer=layer,

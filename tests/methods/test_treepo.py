@@ -146,7 +146,6 @@ def fallback_of(graph, seed, width):
     nothing = np.zeros(0, np.int64)
     growth = Growth(
         graph=graph,
-        classes=np.arange(graph.num_nodes),
         reached=np.arange(1, graph.num_nodes),
         active=nothing,
         layer=9,

@@ -27,11 +27,10 @@ def graph_of(edges):
     return graph
 
 
-def growth(graph, classes, tokens=None, paths=None, seed=0):
+def growth(graph, tokens=None, paths=None, seed=0):
     nothing = np.zeros(0, np.int64)
     return Growth(
         graph=graph,
-        classes=np.array(classes),
         reached=nothing,
         active=nothing,
         layer=5,
@@ -49,7 +48,7 @@ def growth(graph, classes, tokens=None, paths=None, seed=0):
 #  └── 2 ── 5 (R=0)      6: a certain state
 #  └── 6 ── 7 (R=0)
 GRAPH = graph_of([(0, None), (0, None), (1, 1.0), (1, 0.0), (2, 0.0), (0, None), (6, 0.0)])
-CLASSES = [0, 1, 1, 3, 4, 5, 6, 7]
+CLASSES = np.array([0, 1, 1, 3, 4, 5, 6, 7])
 SCORES = np.array([1 / 4, 1 / 3, 1 / 3, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 
@@ -70,13 +69,13 @@ def test_continuations_go_where_the_rule_says():
         best = max(gains, key=gains.__getitem__)
         edges[best] += 1
         wanted[best] += 1
-    found = continued(wave(growth(GRAPH, CLASSES, paths=12), SCORES), CLASSES)
+    found = continued(wave(growth(GRAPH, paths=12), CLASSES, SCORES), CLASSES)
     assert found == wanted and set(wanted) == {0, 1}
 
 
 def test_tokens_are_spent_to_about_a_half():
     for tokens in (1, 2, 9, 40, 400):
-        branches = wave(growth(GRAPH, CLASSES, tokens=tokens), SCORES)
+        branches = wave(growth(GRAPH, tokens=tokens), CLASSES, SCORES)
         cost = sum(branch.count * (2 if branch.node == 0 else 1) for branch in branches)
         assert branches and cost <= max(tokens / 2 + 1, 2)
         assert cost >= tokens / 2 - 1
@@ -84,21 +83,21 @@ def test_tokens_are_spent_to_about_a_half():
 
 def test_where_all_agree_the_root_alone_is_continued():
     wrong = graph_of([(0, None), (0, None), (1, 0.0), (2, 0.0)])
-    branches = wave(growth(wrong, range(5), paths=8), np.zeros(5))
+    branches = wave(growth(wrong, paths=8), np.arange(5), np.zeros(5))
     assert [(branch.node, branch.count) for branch in branches] == [(0, 4)]
 
 
 def test_members_of_a_class_take_turns_by_chance():
     nodes = Counter()
     for seed in range(40):
-        for branch in wave(growth(GRAPH, CLASSES, paths=2, seed=seed), SCORES):
+        for branch in wave(growth(GRAPH, paths=2, seed=seed), CLASSES, SCORES):
             nodes[branch.node] += branch.count
     assert set(nodes) == {1, 2} and min(nodes.values()) > 8
 
 
 def test_nothing_is_left_for_a_wave_without_a_budget():
-    assert wave(growth(GRAPH, CLASSES), SCORES) == ()
-    assert wave(growth(GRAPH, CLASSES, tokens=0), SCORES) == ()
+    assert wave(growth(GRAPH), CLASSES, SCORES) == ()
+    assert wave(growth(GRAPH, tokens=0), CLASSES, SCORES) == ()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -114,6 +114,9 @@ class StopFinder:
 
     def completes(self, token_ids: Sequence[int], stop: tuple[str, ...]) -> bool:
         """Whether the last token completes a stop string in the text of ``token_ids``."""
+        own = self._token_texts()[token_ids[-1]]
+        if any(s in own for s in stop):
+            return True
         text = self._tokenizer.decode(token_ids)
         if not any(s in text for s in stop):
             return False

@@ -17,6 +17,9 @@ from torch._dynamo.exc import TorchDynamoException
 
 __all__ = ["token_scores"]
 
+_AT_ONCE = 2**18
+"""Logits scored in one go on a CPU; they stay in its caches."""
+
 
 def token_scores(
     logits: Tensor, targets: Tensor, temperature: float = 1.0, entropy_gradient: bool = False
@@ -47,9 +50,15 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        probs = logits.softmax(-1)
-        log_total = logits.amax(-1) - probs.amax(-1).log()
-        entropies = log_total - torch.bmm(probs[:, None], logits[:, :, None])[:, 0, 0]
+        probs = torch.empty_like(logits)
+        num_rows = max(1, _AT_ONCE // logits.shape[1])
+        log_totals, means = [], []
+        for own, own_probs in zip(logits.split(num_rows), probs.split(num_rows), strict=True):
+            torch.softmax(own, -1, out=own_probs)
+            log_totals.append(own.amax(-1) - own_probs.amax(-1).log())
+            means.append(torch.linalg.vecdot(own_probs, own))
+        log_total = torch.cat(log_totals)
+        entropies = log_total - torch.cat(means)
         ctx.save_for_backward(
             probs, targets, *((logits, log_total, entropies) if entropy_gradient else ())
         )
