@@ -49,9 +49,15 @@ def open_path(policy: Policy, task: Task, prompt: Prompt, memory: Any) -> PathSt
     """The root of a graph: the prompt of a task, nothing generated yet.
 
     Raises:
-        DataError: the prompt leaves no room for a single token in the policy's context.
+        DataError: the prompt has no tokens, or leaves no room for a single one in the policy's
+            context.
     """
     token_ids = policy.tokenizer.render(prompt)
+    if not len(token_ids):
+        raise DataError(
+            f"task {task.id!r}: the tokenizer makes no tokens of its prompt; remove the task or "
+            "use a model whose tokenizer knows its text"
+        )
     if len(token_ids) >= policy.max_context_tokens:
         raise DataError(
             f"task {task.id!r}: its prompt has {len(token_ids)} tokens and leaves no room in the "

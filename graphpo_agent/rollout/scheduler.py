@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.workers import Workers
 from graphpo_agent.protocols import Policy, Tool
@@ -92,12 +94,19 @@ class PolicyScheduler:
 
         To be called once. Inside an event loop (a notebook's) it runs in a thread of its own.
         """
+        loop = asyncio.new_event_loop()
+        run = loop.create_task(self._run(work))
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # there is none
-            return self._run_loop(work)
+            return self._run_loop(loop, run)
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self._run_loop, work).result()
+            try:
+                return thread.submit(self._run_loop, loop, run).result()
+            except BaseException:  # an interrupt comes here and not to the thread
+                with suppress(RuntimeError):  # the run has ended by itself and its loop is closed
+                    loop.call_soon_threadsafe(run.cancel)
+                raise
 
     async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
         """What the policy draws."""
@@ -175,10 +184,9 @@ class PolicyScheduler:
         self._wake.set()
         return await future
 
-    def _run_loop(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        loop = asyncio.new_event_loop()
+    def _run_loop(self, loop: asyncio.AbstractEventLoop, run: asyncio.Task[list[T]]) -> list[T]:
         try:
-            return loop.run_until_complete(self._run(work))
+            return loop.run_until_complete(run)
         finally:
             loop.set_exception_handler(lambda loop, context: None)  # one error ends a run
             unfinished = asyncio.all_tasks(loop)
@@ -225,9 +233,7 @@ class PolicyScheduler:
         items = [item for own, _ in waiting for item in own]
         try:
             results = await self.beside(counter.function, items)
-            if len(results) != len(items):
-                name = getattr(counter.function, "__qualname__", repr(counter.function))
-                raise ToolError(f"{name} returned {len(results)} results for {len(items)} inputs")
+            _check_results(counter.function, results, len(items))
         except Exception as error:
             for _, future in waiting:
                 future.set_exception(error)
@@ -239,3 +245,13 @@ class PolicyScheduler:
         finally:
             counter.places += 1
             self._wake.set()
+
+
+def _check_results(function: Callable[[list[Any]], Any], results: Any, num_items: int) -> None:
+    """Raise ``ToolError`` unless a function gave one result per item."""
+    many = isinstance(results, Sequence | np.ndarray) and not isinstance(results, str | bytes)
+    if many and len(results) == num_items:
+        return
+    given = f"{len(results)} results" if many else f"{type(results).__name__}, no list of results,"
+    name = getattr(function, "__qualname__", repr(function))
+    raise ToolError(f"{name} returned {given} for {num_items} inputs")

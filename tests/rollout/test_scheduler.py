@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -153,6 +155,19 @@ def test_a_tool_with_too_few_or_too_many_results_is_named(overlap, change):
 
 
 @pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("given", [None, iter([ToolResult("x")]), {"x": 1}, "x"])
+def test_a_tool_whose_results_are_no_list_is_named(overlap, given):
+    class Strange(Tool):
+        def run(self, calls):
+            return given
+
+    scheduler = PolicyScheduler(policy_of(), overlap)
+    kind = type(given).__name__
+    with pytest.raises(ToolError, match=rf"Strange.run returned {kind}, no list .* for 1 inputs"):
+        scheduler.run([scheduler.call(Strange(None), {"query": "q"})])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
 def test_whatever_a_tool_raises_ends_the_run(overlap):
     def fail(query):
         raise StopIteration
@@ -190,6 +205,49 @@ def test_inside_an_event_loop_it_runs_in_a_thread():
 
     (completion,) = asyncio.run(notebook())
     assert completion.token_ids == (66, EOS)
+
+
+def test_an_interrupt_inside_an_event_loop_ends_the_thread_soon(caplog):
+    passes, most = 0, 2000
+
+    def interrupted(context, seed):
+        nonlocal passes
+        passes += 1
+        if passes == 5:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.001)
+        return (65, EOS)
+
+    scheduler = PolicyScheduler(policy_of(interrupted), overlap=True)
+
+    async def long():
+        while passes < most:
+            await scheduler.sample(request(0), SAMPLING)
+
+    async def notebook():
+        return scheduler.run([long()])
+
+    # asyncio.run would take the interrupt for itself, which a notebook does not.
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(notebook())
+    loop.close()
+    assert passes < most / 2
+    gc.collect()
+    assert not caplog.records
+
+
+def test_an_error_inside_an_event_loop_comes_out():
+    async def notebook():
+        scheduler = PolicyScheduler(policy_of(), overlap=True)
+
+        async def fails():
+            raise ToolError("no server")
+
+        return scheduler.run([fails()])
+
+    with pytest.raises(ToolError, match="no server"):
+        asyncio.run(notebook())
 
 
 def test_an_interrupt_does_not_wait_for_a_tool_that_hangs():

@@ -137,6 +137,15 @@ def test_prompt_without_room_for_a_token_names_the_task():
     expander.start(ScriptedPolicy(lambda c, s: (), prompt_tokens + 1), TASK)
 
 
+def test_a_prompt_of_no_tokens_names_the_task():
+    expander = SegmentExpander(segment_length=3, max_response_tokens=9)
+    policy = ScriptedPolicy(lambda c, s: ())
+    policy.tokenizer.render = lambda prompt: []
+    with pytest.raises(DataError, match=r"task 't1': the tokenizer makes no tokens") as caught:
+        expander.start(policy, TASK)
+    assert "\n" not in str(caught.value)
+
+
 def test_template_without_a_place_for_the_question_is_refused():
     with pytest.raises(ConfigError, match=r"\{question\}"):
         SegmentExpander(segment_length=3, max_response_tokens=9, prompt_template="Solve.")
