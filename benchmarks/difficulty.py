@@ -1,9 +1,8 @@
 """How hard are the worlds? The share of prompts whose plain samples have mixed rewards, per knob.
 
 A prompt teaches a chain method something only if some of its samples are right and some wrong.
-Each setting generates a world, warm-starts a policy on it as shipped (reach: the policy of the
-default world, which knows all distances), and samples 8 independent trajectories of each held-out
-task at temperature 1.
+Each setting generates a world, warm-starts a policy on it (reach: that of the default world, which
+knows all distances), and samples 8 independent trajectories of each held-out task at temperature 1.
 
     python benchmarks/difficulty.py          # about 10 minutes on one core
 """
@@ -67,6 +66,8 @@ SETTINGS = {
         Setting("3 hops, 7 turns at most", THREE_HOPS, ("mode.max_turns=7",)),
         Setting("3 hops, 7 turns, noise 0.45", (*THREE_HOPS, "noise=0.45"), ("mode.max_turns=7",)),
     ],
+    "trace": [Setting("default")],
+    "hops": [Setting("default")],
 }
 
 
@@ -89,12 +90,12 @@ def main() -> None:
 
 def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[str, str | float]:
     """Sample one setting."""
-    place = work / "-".join(["difficulty", world, *setting.knobs])
-    if not (place / "heldout.jsonl").exists():
-        make_toy(world, place, ["seed=0", *setting.knobs])
-    overrides = [f"model.path={policy_of(world, place, work)}", *setting.overrides]
+    place, policy = place_and_policy(world, setting, work)
+    overrides = [f"model.path={policy}", *setting.overrides]
     if world == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={place / 'index'}")
+    if world == "hops":
+        overrides.append(f"mode.tools.search.retriever.corpus={place / 'corpus.jsonl'}")
     path = ROOT / f"configs/toy/{world}.yaml"
     config = load_config(RunConfig, path, overrides)
     tasks = load_tasks(place / "heldout.jsonl")[:num_tasks]
@@ -113,24 +114,31 @@ def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[st
     return row
 
 
-def policy_of(world: str, place: Path, work: Path) -> Path:
-    """The warm-started policy of a setting."""
-    if world == "reach":
+def place_and_policy(world: str, setting: Setting, work: Path) -> tuple[Path, Path]:
+    """Where the world of a setting lies, and its warm-started policy; both made once."""
+    shared = work / world
+    if world != "kb":
         prepare(world, work)
-        return work / world / "policy"
+        if not setting.knobs:
+            return shared, shared / "policy"
+    place = work / "-".join(["difficulty", world, *setting.knobs])
+    if not (place / "heldout.jsonl").exists():
+        make_toy(world, place, ["seed=0", *setting.knobs])
+    if world != "kb":
+        return place, shared / "policy"
     policy = place / "policy"
     if not policy.exists():
         model = [f"model.path={place}/untrained", f"output={policy}"]
         demonstrations = f"demonstrations={place}/demonstrations.jsonl"
         call(["sft", f"configs/toy/{world}_sft.yaml", *model, demonstrations])
-    return policy
+    return place, policy
 
 
 def write(rows: Sequence[dict[str, str | float]]) -> None:
     """Table and raw numbers."""
     lines = [
         f"Share of prompts with mixed rewards among {SAMPLES} plain samples at temperature 1, for",
-        "a policy warm-started as shipped.",
+        "a warm-started policy.",
         "",
         "| world | setting | accuracy | mixed prompts | response tokens |",
         "| --- | --- | --- | --- | --- |",

@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.engine_parts.machine import RESULTS, ROOT
 from benchmarks.method_prm import train_step_scorer
-from benchmarks.method_settings import METHODS, WORLDS, Setting, settings
+from benchmarks.method_settings import METHODS, WORLDS, Setting, settings, structure
 from benchmarks.toy_worlds import WORK, call, prepare
 from graphpo_agent.report.compare_page import (
     comparison_record,
@@ -171,9 +171,12 @@ def write_map() -> None:
         "Held-out accuracy at the end in percent, mean over fresh seeds ± 95 % confidence",
         "interval; in brackets prompts per update and learning rate, chosen for each method with",
         f"seed {TUNING_SEED}.",
-        "Bold: the highest mean of a world. Same warm-started policy, same generated tokens. A run",
-        "asks for no task twice; *pros* has a quarter as many, so that each comes back. *waves* is",
-        "*plus* that spends half of the budget on uncertain states.",
+        "Bold: the highest mean of a world. Same warm-started policy, same generated tokens: a run",
+        "ends with the update that reaches them (*dapo*'s replace prompts and may go up to 2 %",
+        "beyond). A run asks for no task twice; *pros* has a quarter as many, so that each comes",
+        "back. *waves* is *plus* that spends half of the budget on uncertain states. *graphpo* has",
+        "the paper's settings but `singleton: inherit`; without it a state that is sampled once",
+        "gives its edge no credit.",
         "",
         f"| method | {' | '.join(_head(record) for record in records)} |",
         f"|{' --- |' * (len(records) + 1)}",
@@ -182,6 +185,12 @@ def write_map() -> None:
         cells = [
             _cell(name, record, methods) for record, methods in zip(records, of_world, strict=True)
         ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    worlds = [record["world"] for record in records]
+    lines += ["", "How each grows there; chains from the prompt spend what that leaves over.", ""]
+    lines += [f"| method | {' | '.join(worlds)} |", f"|{' --- |' * (len(records) + 1)}"]
+    for name in names:
+        cells = [_growth(name, record) for record in records]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     (RESULTS / "map.md").write_text("\n".join(lines) + "\n")
 
@@ -199,6 +208,17 @@ def _cell(name: str, record: Mapping[str, Any], methods: Mapping[str, Any]) -> s
     if found["mean"] == max(each["final_accuracy"]["mean"] for each in methods.values()):
         text = f"**{text}**"
     return f"{text} ({chosen['prompts']}, {chosen['lr']:g})"
+
+
+def _growth(name: str, record: Mapping[str, Any]) -> str:
+    world = WORLDS[record["world"]]
+    responses = 8 * world.prompts // record["settings"][name]["prompts"]
+    settings = structure(name, responses, world.steps)
+    return ", ".join(f"{key} {_text(value)}" for key, value in settings.items())
+
+
+def _text(value: Any) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 if __name__ == "__main__":

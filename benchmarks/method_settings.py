@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["METHODS", "WORLDS", "Setting", "World", "settings"]
+__all__ = ["METHODS", "WORLDS", "Setting", "World", "settings", "structure"]
 
 LEARNING_RATES = (2e-4, 5e-4)
 
@@ -83,7 +83,7 @@ class Setting:
             tasks: file of the tasks to train on.
             step_scorer: directory of the world's process reward model.
         """
-        method = preset["method"] | _structure(self.method, self.responses, world.steps)
+        method = preset["method"] | structure(self.method, self.responses, world.steps)
         if self.method == "prm":
             method["scorer"] = {
                 "class": "graphpo_agent.prm_local:PrefixScorer",
@@ -135,7 +135,7 @@ METHODS = {
 """Each method's preset. *waves* is *plus* that spends half of the budget on uncertain states."""
 
 
-def _structure(method: str, responses: int, steps: int) -> dict[str, Any]:
+def structure(method: str, responses: int, steps: int) -> dict[str, Any]:
     """A method's own sizes, for a budget of so many independent responses of so many steps.
 
     Chains from the prompt spend what a structure leaves over.

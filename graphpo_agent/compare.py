@@ -75,17 +75,13 @@ def compare_command(
 
     Raises:
         ConfigError: a configuration that cannot be used.
-        RunError: ``out`` cannot be made, a directory in it holds another run, or a run stopped.
+        RunError: a directory holds another run, or a run stopped.
     """
     if Path(out).exists() and not Path(out).is_dir():
         raise RunError(f"--out {out} is not a directory")
     read_yaml(Path(config_path))  # that it is there comes before what is beside it
     files = find_methods(config_path, methods)
     runs = list(_plan(config_path, overrides, files, seeds, Path(out)))
-    try:
-        Path(out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"--out {out} cannot be made: {error.strerror}") from None
     complete = {run.name for run in runs if _is_complete(run)}
     _train(runs, complete, jobs)
     budgets = [run.config.train.token_budget for run in runs]

@@ -212,6 +212,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         ("--seeds", "7-3", "'7-3' is no seed at all"),
         ("--seeds", "two", "'two' is neither a number of seeds nor FIRST-LAST"),
         ("--seeds", "-1", "'-1' is neither"),
+        ("--seeds", "0-99999999999", "'0-99999999999' is more than 1000 seeds"),
         ("--jobs", "0", "'0' is not a whole number of at least 1"),
         ("--jobs", "two", "'two' is not a whole number"),
     ],
@@ -228,6 +229,17 @@ def test_an_output_that_is_a_file(
 ) -> None:
     (tmp_path / "out").write_text("mine")
     assert "not a directory" in mistake(capsys, arguments(reach, tmp_path / "out"))
+
+
+def test_a_mistake_names_its_files(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = mistake(capsys, ["compare", "/nowhere.yaml", "--methods", "grpo", "--out", "out"])
+    assert "cannot read configuration /nowhere.yaml" in error
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("foo: 1")
+    error = mistake(capsys, arguments(reach, tmp_path / "out", methods=[str(mine)]))
+    assert f"reach.yaml + {mine}: foo: unknown key" in error
 
 
 @pytest.mark.parametrize(

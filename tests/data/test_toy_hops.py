@@ -156,6 +156,12 @@ def accuracy(directory):
     return rows
 
 
+def test_the_demonstrator_is_wrong_more_often_than_right(tmp_path):
+    world(tmp_path, num_demonstrations=1000)
+    rows = accuracy(tmp_path)
+    assert 0.2 <= sum(right for right, *_ in rows) / len(rows) <= 0.4
+
+
 def test_a_perfect_demonstrator_is_always_right_in_the_fewest_turns(tmp_path):
     world(tmp_path, **PERFECT)
     assert all(right and turns == 6 + old for right, turns, old in accuracy(tmp_path))

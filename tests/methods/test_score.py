@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graphpo_agent.cli import main
@@ -212,6 +213,8 @@ def exit_status(arguments: list[str]) -> int:
         (["--method", "spo_chain", "--max-probability", "none"], "give a number"),
         (["--method", "treerl", "--select", "many"], "'many' is neither a number nor none"),
         (["--method", "dapo", "--max-length", "9"], "overlong_buffer"),
+        (["--method", "dapo", "--max-length", "9" * 20, "--overlong-buffer", "5"], "is more than"),
+        (["--method", "grpo", "--drop-zero"], "--drop-zero is not a setting of grpo"),
         (["--method", "prm"], "field `step_score`"),
         (["--method", "spo_tree", "--max-probability", "0.9"], "field `logprobs`"),
         (["--method", "spo_chain", "--max-probability", "0.5"], "node 1: --max-probability needs"),
@@ -244,6 +247,16 @@ def test_a_mask_leaves_out_what_whitening_counts(tmp_path: Path) -> None:
     assert column(masked, "advantage")[1] == pytest.approx(math.sqrt(0.5))
     (whole,) = score(tmp_path, *flags, "none", lines=lines)  # of 0.5, 0.5 and -0.5
     assert column(whole, "advantage")[1] == pytest.approx(1 / math.sqrt(3))
+    # Without spread siblings are worth 0, and count only where they are not dropped.
+    told = {"terminal": True, "logprobs": [-2.0]}
+    same = [{"id": i, "parent": 1, "reward": 1.0, **told} for i in (3, 4)]
+    middle = {"id": 1, "parent": 0, "terminal": False, "logprobs": [-2.0]}
+    nodes = [spread[0], middle, spread[2], *same]
+    for flag, trained in {"--drop-zero": 2, "--no-drop-zero": 4}.items():
+        (kept,) = score(tmp_path, *flags[:4], flag, lines=[dict(GRAPH, nodes=nodes)])
+        raw = np.array([0.5, -0.5, 0.0, 0.0][:trained])
+        whitened = (raw - raw.mean()) / raw.std(ddof=1)
+        assert column(kept, "advantage")[1] == pytest.approx(whitened[0])
     # An estimate is not trained, so nobody asks how likely its tokens were.
     estimate = [*spread, {"id": 3, "parent": 0, "terminal": True, "reward": 0.0, "loss_mask": [0]}]
     chain = ["--method", "spo_chain", "--max-probability", "0.9"]
