@@ -82,10 +82,13 @@ def compare_command(
     read_yaml(Path(config_path))  # that it is there comes before what is beside it
     files = find_methods(config_path, methods)
     runs = list(_plan(config_path, overrides, files, seeds, Path(out)))
+    budgets = [run.config.budget for run in runs]
+    if any(budget.tokens is None and budget.trajectories is None for budget in budgets):
+        print("no budget.tokens: a prompt costs each method what its own structure needs")
     complete = {run.name for run in runs if _is_complete(run)}
     _train(runs, complete, jobs)
-    budgets = [run.config.train.token_budget for run in runs]
-    limit = min((budget for budget in budgets if budget is not None), default=None)
+    limits = [run.config.train.token_budget for run in runs]
+    limit = min((each for each in limits if each is not None), default=None)
     labels = [method.label for method in files]
     comparison = read_comparison(Path(out), labels, seeds, limit)
     write_comparison(Path(out), Path(config_path).stem, comparison)

@@ -126,7 +126,8 @@ def test_what_is_complete_is_kept(
     before = everything(copied / "runs")
     (copied / "compare.md").unlink()
     assert main(arguments(reach, copied)) == 0
-    assert "4 of 4 runs are complete and kept" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "4 of 4 runs are complete and kept" in said and "no budget.tokens: " in said
     assert everything(copied / "runs") == before
     assert (copied / "compare.md").exists()
 
