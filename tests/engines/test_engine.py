@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions, UpdateOptions
@@ -158,6 +160,40 @@ def test_a_gradient_that_is_not_finite_is_refused_and_the_weights_stay(make_mode
     with pytest.raises(ModelError, match=r"gradient is (inf|nan): the policy has diverged"):
         engine.update(SAMPLES, 0)
     assert all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("work", ["update", "imitate"])
+def test_gradients_of_work_that_was_interrupted_are_forgotten(
+    make_model, tokenizer, work, adapters, offload
+):
+    def fresh():
+        model = make_model()
+        if adapters:
+            add_adapters(model, LoraOptions(4, 8.0))
+        return model, make_engine(model, tokenizer, max_tokens=40, offload=offload)
+
+    def once(engine):
+        return engine.update(SAMPLES, 0) if work == "update" else engine.imitate(DEMONSTRATIONS)
+
+    def interrupt(gradient):
+        calls.append(gradient)
+        if len(calls) == 2:  # after the gradients of the first row
+            raise KeyboardInterrupt
+
+    calls = []
+    model, interrupted = fresh()
+    before = weights_of(model)
+    last = next(p for p in reversed(list(model.parameters())) if p.requires_grad)
+    handle = last.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        once(interrupted)
+    handle.remove()
+    assert any(p.grad is not None for p in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
+    _, clean = fresh()
+    assert once(interrupted) == once(clean)
 
 
 def test_gradients_are_scaled_down_to_the_asked_norm(make_model, tokenizer):
@@ -333,6 +369,62 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step"]
     assert sorted(path.name for path in (tmp_path / "step").iterdir()) == before
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_checkpoint_that_cannot_take_its_place_leaves_the_old_one(
+    make_model, tokenizer, tmp_path, monkeypatch, failing
+):
+    engine = make_engine(make_model(), tokenizer)
+    engine.save_checkpoint(tmp_path / "step")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "step").iterdir()}
+    engine.update(SAMPLES, 0)
+    rename, renamed = os.rename, []
+
+    def fails_once(source, target):
+        renamed.append(target)
+        if len(renamed) == failing:
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails_once)
+    with pytest.raises(RunError, match="No space left"):
+        engine.save_checkpoint(tmp_path / "step")
+    assert [path.name for path in tmp_path.iterdir()] == ["step"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "step").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"state": {}, "param_groups": []},
+        {"optimizer": {"state": {}, "param_groups": []}},
+        {"optimizer": {"state": {}}, "counters": {"update_steps": 0, "imitation_steps": 0}},
+        {"optimizer": {"state": {}, "param_groups": []}, "counters": {"update_steps": 0}},
+        {"optimizer": 3, "counters": 4},
+        [1, 2],
+        None,
+    ],
+)
+def test_an_optimiser_state_of_another_kind_is_one_line(make_model, tokenizer, tmp_path, state):
+    engine = make_engine(make_model(), tokenizer)
+    engine.save_checkpoint(tmp_path / "step")
+    torch.save(state, tmp_path / "step/optimizer.pt")
+    with pytest.raises(RunError, match=r"optimizer\.pt is damaged: .*; delete") as caught:
+        engine.load_checkpoint(tmp_path / "step")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("groups", [[], [{}, {}], [1, 2]])
+def test_an_optimiser_state_of_other_weights_is_one_line(make_model, tokenizer, tmp_path, groups):
+    engine = make_engine(make_model(), tokenizer)
+    engine.save_checkpoint(tmp_path / "step")
+    counters = {"update_steps": 0, "imitation_steps": 0}
+    state = {"optimizer": {"state": {}, "param_groups": groups}, "counters": counters}
+    torch.save(state, tmp_path / "step/optimizer.pt")
+    with pytest.raises(RunError, match="belongs to another model") as caught:
+        engine.load_checkpoint(tmp_path / "step")
+    assert "\n" not in str(caught.value)
 
 
 def test_loading_what_is_no_checkpoint_is_one_line(make_model, tokenizer, tmp_path):

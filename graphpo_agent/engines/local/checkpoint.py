@@ -6,11 +6,11 @@ trained it is a peft adapter directory instead, which names the model that they 
 
 import io
 import os
-import pickle
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -61,18 +61,18 @@ def write_checkpoint(
 
 
 def read_checkpoint(
-    directory: Path, model: PreTrainedModel, optimizer: Optimizer
+    directory: Path, model: PreTrainedModel, optimizer: Optimizer, counters: Collection[str]
 ) -> dict[str, int]:
     """Put the stored weights and optimiser state into ``model`` and ``optimizer``, bit for bit.
 
     A model with adapters receives adapters.
 
     Returns:
-        The counters that were stored.
+        What was stored of the ``counters`` of these names.
 
     Raises:
         ModelError: no complete model is there.
-        RunError: the optimiser state is missing or belongs to another model.
+        RunError: the optimiser state is missing, damaged or belongs to another model.
     """
     path = directory / _STATE_FILE
     if not path.is_file():
@@ -80,21 +80,38 @@ def read_checkpoint(
     weights = None
     if not has_adapters(model):
         weights = load_model(str(directory), model.dtype).state_dict()
-    try:
-        state = torch.load(path, map_location=model.device, weights_only=True)
-    except (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(f"{path} is damaged: {reason}; delete that checkpoint") from error
+    state, counted = _read_state(path, model.device, counters)
     try:
         if weights is None:
             read_adapters(directory, model)
         else:
             model.load_state_dict(weights)
-        optimizer.load_state_dict(state["optimizer"])
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"checkpoint {directory} belongs to another model: {reason}") from error
-    return state["counters"]
+        optimizer.load_state_dict(state)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"checkpoint {directory} belongs to another model: {_reason(error)}"
+        ) from error
+    return counted
+
+
+def _read_state(
+    path: Path, device: torch.device, counters: Collection[str]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The optimiser's state and the counters of these names.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    try:
+        stored = torch.load(path, map_location=device, weights_only=True)
+        state = {name: stored["optimizer"][name] for name in ("state", "param_groups")}
+        return state, {name: int(stored["counters"][name]) for name in counters}
+    except Exception as error:  # of no narrower kind, where the bytes are any bytes
+        raise RunError(f"{path} is damaged: {_reason(error)}; delete that checkpoint") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
@@ -119,12 +136,16 @@ def _whole(directory: Path) -> Iterator[Path]:
 
 
 def _replace(directory: Path, partial: Path) -> None:
-    """Rename ``partial`` to ``directory``; an older one makes room first."""
+    """Rename ``partial`` to ``directory``; an older one makes room first, and stays if it fails."""
     if not directory.exists():
         os.rename(partial, directory)
         return
     old = directory.with_name(directory.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
-    os.rename(directory, old)
-    os.rename(partial, directory)
+    try:
+        os.rename(directory, old)
+        os.rename(partial, directory)
+    finally:
+        if not directory.exists():
+            os.rename(old, directory)
     shutil.rmtree(old)

@@ -130,7 +130,7 @@ class LocalEngine:
         """
         options = self._updating
         assert options is not None, "this engine was made without UpdateOptions"
-        self.policy.release()
+        self._begin()
         trained = [sample for sample in samples if sample.loss_mask.any()]
         if not trained:
             return {}
@@ -169,7 +169,7 @@ class LocalEngine:
             DataError: a demonstration without a trained piece or longer than the context.
         """
         assert self._imitation is not None, "this engine was made without ImitationOptions"
-        self.policy.release()
+        self._begin()
         limit = self.policy.max_context_tokens
         samples = [demonstration_sample(d, self._tokenizer, limit) for d in demonstrations]
         weights = token_weights(samples, "token_mean").weights
@@ -215,10 +215,15 @@ class LocalEngine:
 
         Raises:
             ModelError: no complete model is there.
-            RunError: the optimiser state is missing or belongs to another model.
+            RunError: the optimiser state is missing, damaged or belongs to another model.
         """
         self.policy.release()
-        self._counters = read_checkpoint(directory, self._model, self._optimizer)
+        self._counters = read_checkpoint(directory, self._model, self._optimizer, self._counters)
+
+    def _begin(self) -> None:
+        """Free what the sampler holds, and the gradients of a step that did not come to its end."""
+        self.policy.release()
+        self._optimizer.zero_grad(set_to_none=True)
 
     def _learn(
         self,
