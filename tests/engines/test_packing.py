@@ -12,6 +12,7 @@ from transformers import (
     StableLmForCausalLM,
 )
 
+from graphpo_agent.engines.local import forward
 from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.options import ComputeOptions
@@ -227,13 +228,14 @@ def test_scores_equal_those_of_one_row_per_edge(make_model, family):
     torch.testing.assert_close(scores.entropies[order], entropies, rtol=0, atol=1e-7)
 
 
-def test_blocks_of_logits_change_neither_scores_nor_gradients(make_model):
+def test_blocks_of_logits_change_neither_scores_nor_gradients(make_model, monkeypatch):
     (batch,) = pack([random_sample(0), random_sample(1)], 10_000)
     results = []
     for held in (10**9, 7 * 400):
+        monkeypatch.setattr(forward, "max_logits", lambda device_type, held=held: held)
         model = make_model()
         with flat_passes(model, ComputeOptions()):
-            scores = score_tokens(model, batch, 1.0, ComputeOptions(), True, held)
+            scores = score_tokens(model, batch, 1.0, ComputeOptions(), True)
             (scores.logprobs.sin() + 0.3 * scores.entropies).sum().backward()
         results.append([scores.logprobs, *(p.grad for p in model.parameters())])
     for whole, blocks in zip(*results, strict=True):

@@ -5,18 +5,17 @@ R rows of a shelf, C columns of a shelf, T columns in use, N tokens of a forward
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import folded_attention
+from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["KVPool", "KVShape", "Shelf"]
-
-IntArray = NDArray[np.int64]
 
 _FIRST_SLOTS = 4096
 _FIRST_ROWS = 16
@@ -70,9 +69,10 @@ class KVPool:
         """Of the keys and values."""
         return self._shape.dtype
 
-    def tensor(self, array: NDArray[Any]) -> Tensor:
-        """An array where the keys and values are."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._shape.device)
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self._shape.device
 
     def allocate(self, num_tokens: int) -> IntArray:
         """[num_tokens] fresh slots."""
@@ -144,7 +144,7 @@ class Shelf:
             row[: len(prefix)] = prefix
         count = max(1, _COPIED_AT_ONCE // longest)
         for start in range(0, len(slots), count):
-            part = self._tensor(slots[start : start + count])
+            part = to_device(slots[start : start + count], self.device)
             tokens = pool.load(part.flatten()).unflatten(0, part.shape)
             rows = slice(first + start, first + start + len(part))
             self._rows[:, rows, :, :longest] = tokens.permute(2, 0, 3, 1, 4)
@@ -156,9 +156,9 @@ class Shelf:
         for start in range(0, len(rows), _COPIED_AT_ONCE):
             part = slice(start, start + _COPIED_AT_ONCE)
             starts = ((rows[part] * num_heads)[:, None, None] + heads) * capacity  # of rows [C, D]
-            index = self._tensor(starts + columns[part, None, None])
+            index = to_device(starts + columns[part, None, None], self.device)
             tokens = self._rows.view(-1, dim).index_select(0, index.flatten())
-            pool.store(self._tensor(slots[part]), tokens.view(*index.shape, dim))
+            pool.store(to_device(slots[part], self.device), tokens.view(*index.shape, dim))
 
     def drop(self, ended: NDArray[np.bool_]) -> None:
         """Give up rows; the last ones move into their places. ``ended`` is [rows in use]."""
@@ -257,6 +257,3 @@ class Shelf:
             larger = self._rows.new_zeros(shape)
             larger[:, :held] = self._rows
             self._rows = larger
-
-    def _tensor(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._rows.device)

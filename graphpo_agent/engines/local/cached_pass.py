@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention, grouped_attention
 from graphpo_agent.engines.local.cache import KVPool, KVShape, Shelf
 from graphpo_agent.engines.local.contexts import Run
@@ -82,7 +83,7 @@ class CachedPass:
         self._groups = [_group(group, start, pool) for start, group in _groups(pieces)]
         own = [piece.run.slots[-len(piece.run.token_ids) :] for piece in pieces]
         slots = [slot[piece.start : piece.end] for slot, piece in zip(own, pieces, strict=True)]
-        self._new_slots = pool.tensor(np.concatenate(slots)) if slots else None
+        self._new_slots = to_device(np.concatenate(slots), pool.device) if slots else None
         self._layer = 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -193,11 +194,12 @@ def _group(pieces: Sequence[Piece], start: int, pool: KVPool) -> _Group:
     for row, piece in zip(slots, pieces, strict=True):
         row[: piece.num_keys] = piece.run.slots[: piece.num_keys]
     last_seen = (paths - lengths)[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    hidden = pool.tensor(np.arange(paths.max())) > pool.tensor(last_seen)[:, None, :, None]
+    columns_T = torch.arange(int(paths.max()), device=pool.device)
+    hidden = columns_T > to_device(last_seen, pool.device)[:, None, :, None]
     mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=hidden.device)
     return _Group(
-        pool.tensor(queries),
-        pool.tensor(slots),
+        to_device(queries, pool.device),
+        to_device(slots, pool.device),
         mask.masked_fill_(hidden, -torch.inf),
-        pool.tensor(np.flatnonzero(columns < lengths[:, None])),
+        to_device(np.flatnonzero(columns < lengths[:, None]), pool.device),
     )

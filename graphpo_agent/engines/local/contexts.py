@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.types import Context
 
 __all__ = ["ContextTree", "LocalContext", "Node", "Run"]
@@ -41,7 +41,7 @@ class Node:
     pending: tuple[int, ...]
     sampled: bool
     num_tokens: int
-    slots: NDArray[np.int64] | None
+    slots: IntArray | None
     hidden: Tensor | None = None
     queued: bool = False
 
@@ -59,9 +59,9 @@ class Run:
     """
 
     nodes: tuple[int, ...]
-    token_ids: NDArray[np.int64]
+    token_ids: IntArray
     ends: tuple[int, ...]
-    slots: NDArray[np.int64]
+    slots: IntArray
     done: int = 0
 
     @property
@@ -103,7 +103,7 @@ class ContextTree:
         return self._handle(len(self._nodes) - 1)
 
     def add_sampled(
-        self, parent: int, num_tokens: int, last: int, own_slots: NDArray[np.int64]
+        self, parent: int, num_tokens: int, last: int, own_slots: IntArray
     ) -> LocalContext:
         """Sampled tokens behind a node, all computed but the ``last``."""
         before = self._nodes[parent].slots
@@ -149,7 +149,7 @@ class ContextTree:
             node = self._nodes[node].parent
         return tuple(reversed(nodes))
 
-    def start_run(self, nodes: tuple[int, ...], own_slots: NDArray[np.int64]) -> Run:
+    def start_run(self, nodes: tuple[int, ...], own_slots: IntArray) -> Run:
         """Queue a chain of nodes whose pending tokens are to live at ``own_slots``."""
         head = self._nodes[nodes[0]]
         before = self._nodes[head.parent].slots if head.slots is None else head.slots
@@ -164,7 +164,7 @@ class ContextTree:
             np.concatenate([before, own_slots]),
         )
 
-    def settle(self, index: int, slots: NDArray[np.int64], hidden: Tensor) -> None:
+    def settle(self, index: int, slots: IntArray, hidden: Tensor) -> None:
         """Write down that a node is computed; ``hidden`` is [d]."""
         node = self._nodes[index]
         node.slots, node.hidden, node.pending, node.queued = slots, hidden, (), False

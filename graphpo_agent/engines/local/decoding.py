@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.engines.local.drawing import StopFinder, UniformNumbers
+from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.types import FinishReason, SamplingParams
 
 __all__ = ["Continuation", "Drawn", "Running"]
-
-IntArray = NDArray[np.int64]
 
 _DRAWN_AHEAD = 64
 

@@ -23,6 +23,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import (
     AttentionName,
     check_plain,
@@ -30,7 +31,8 @@ from graphpo_agent.engines.local.attention import (
     handed_on,
     no_mask,
 )
-from graphpo_agent.engines.local.packing import IntArray, PackedBatch
+from graphpo_agent.engines.local.packing import PackedBatch
+from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["FlatKind", "FlexLayout", "GatheredLayout", "flat_layout", "interface_name"]
 
@@ -97,7 +99,7 @@ def flat_layout(
             None if bucket.causal else _additive(bucket.seen(batch.exits), dtype, device)
             for bucket in batch.buckets
         ),
-        torch.from_numpy(batch.order).to(device),
+        to_device(batch.order, device),
     )
 
 
@@ -191,7 +193,7 @@ def _gather(rows: Tensor, index: Tensor, shapes: Sequence[tuple[int, int]]) -> l
 
 
 def _flat(arrays: Sequence[IntArray], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device)
+    return to_device(np.concatenate([array.ravel() for array in arrays]), device)
 
 
 def _additive(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -213,7 +215,7 @@ def _block_mask(exits: IntArray, device: torch.device) -> BlockMask:
     partial = (earlier & (seen_until[None] > starts[:, None]) & ~full) | np.eye(
         len(starts), dtype=np.bool_
     )
-    limits = torch.from_numpy(exits).to(device)
+    limits = to_device(exits, device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < limits[key])
@@ -229,9 +231,9 @@ def _block_mask(exits: IntArray, device: torch.device) -> BlockMask:
 
 def _block_lists(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
     """[1, 1, rows] how many key blocks each block of queries has, and [1, 1, rows, …] which."""
-    counts = torch.from_numpy(chosen.sum(1).astype(np.int32)).to(device)
+    counts = to_device(chosen.sum(1).astype(np.int32), device)
     order = np.argsort(~chosen, axis=1, kind="stable").astype(np.int32)
-    return counts[None, None], torch.from_numpy(order).to(device)[None, None]
+    return counts[None, None], to_device(order, device)[None, None]
 
 
 AttentionInterface.register("graphpo_flat", gathered_attention)

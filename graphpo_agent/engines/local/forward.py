@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.flat_attention import flat_layout, interface_name
 from graphpo_agent.engines.local.model import output_head
@@ -82,7 +82,6 @@ def score_tokens(
     temperature: float,
     compute: ComputeOptions,
     entropy_gradient: bool = False,
-    held: int | None = None,
 ) -> TokenScores:
     """Run the model over a flat row; call inside ``flat_passes(model, compute)``.
 
@@ -94,26 +93,18 @@ def score_tokens(
         temperature: divides the logits, as in sampling; > 0.
         compute: how.
         entropy_gradient: whether the entropies carry a gradient.
-        held: logits that are held at once; None for ``max_logits``.
     """
     device = model.device
     dtype = torch.bfloat16 if compute.autocast else model.dtype
     with torch.autocast(device.type, torch.bfloat16, enabled=compute.autocast):
         hidden_N_d = model.base_model(
-            input_ids=_tensor(batch.token_ids, device)[None],
-            position_ids=_tensor(batch.position_ids, device)[None],
+            input_ids=to_device(batch.token_ids, device)[None],
+            position_ids=to_device(batch.position_ids, device)[None],
             attention_mask=None,
             use_cache=False,
             flat_layout=flat_layout(batch, compute.attention, dtype, device),
         ).last_hidden_state[0]
-        return _score_blocks(
-            output_head(model),
-            hidden_N_d,
-            batch,
-            temperature,
-            entropy_gradient,
-            held or max_logits(device.type),
-        )
+        return _score_blocks(output_head(model), hidden_N_d, batch, temperature, entropy_gradient)
 
 
 def _score_blocks(
@@ -122,12 +113,11 @@ def _score_blocks(
     batch: PackedBatch,
     temperature: float,
     entropy_gradient: bool,
-    held: int,
 ) -> TokenScores:
     device = hidden_N_d.device
-    hidden_M_d = hidden_N_d.index_select(0, _tensor(batch.predictors, device))
-    targets_M = _tensor(batch.target_ids, device)
-    block = max(1, held // head.weight.shape[0])
+    hidden_M_d = hidden_N_d.index_select(0, to_device(batch.predictors, device))
+    targets_M = to_device(batch.target_ids, device)
+    block = max(1, max_logits(device.type) // head.weight.shape[0])
     if len(targets_M) <= block:
         return TokenScores(*_score(head, hidden_M_d, targets_M, temperature, entropy_gradient))
     parts = [
@@ -193,7 +183,7 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
     with torch.no_grad():
         with flat_passes(model, compute):
             flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
-        rows = torch.from_numpy(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]]).to(model.device)
+        rows = to_device(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]], model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast):
             logits = model(input_ids=rows, use_cache=False).logits[:, 2:4]
     expected = logits.to(flat.dtype).log_softmax(-1).gather(2, rows[:, 3:, None]).flatten()
@@ -212,7 +202,3 @@ def _score(
     logits = head(hidden)
     with torch.autocast(logits.device.type, enabled=False):
         return token_scores(logits, targets, temperature, entropy_gradient)
-
-
-def _tensor(array: NDArray[np.int64], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpo_agent.engines.local.arrays import ranges
 from graphpo_agent.engines.local.parts import Part, cut, whole
+from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["Bucket", "PackedBatch", "block_length", "pack", "ranges"]
-
-IntArray = NDArray[np.int64]
+__all__ = ["Bucket", "PackedBatch", "block_length", "pack"]
 
 _SHORTEST_RUN = 128
 _LENGTH_RATIO = 1.5
@@ -128,12 +128,6 @@ def pack(samples: Sequence[TrainingSample], max_tokens: int) -> list[PackedBatch
     token_ids = np.concatenate([sample.token_ids for sample in samples])
     rows = _first_fit([part.num_tokens for part in parts], max_tokens)
     return [_pack_row([parts[i] for i in members], token_ids) for members in rows]
-
-
-def ranges(lengths: IntArray) -> IntArray:
-    """``0 … n-1`` for every n of ``lengths``, one after another."""
-    ends = np.cumsum(lengths)
-    return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
 
 
 def _first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:

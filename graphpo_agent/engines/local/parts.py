@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["Part", "cut", "whole"]
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.cache import KVPool, Shelf
 from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape, next_pieces
@@ -25,16 +26,14 @@ from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, draw
 from graphpo_agent.engines.local.model import context_limit, output_head
-from graphpo_agent.engines.local.packing import ranges
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.rounded_weights import RoundedWeights
 from graphpo_agent.errors import ModelError
+from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import Completion, Context, SampleRequest, SamplingParams
 
 __all__ = ["LocalPolicy"]
-
-IntArray = NDArray[np.int64]
 
 _PREFILL_TOKENS = 4096
 """Prefix tokens of one pass; more leave the processor's caches and gain nothing."""
@@ -385,7 +384,7 @@ class LocalPolicy:
         return slots
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return self._pool.tensor(array)
+        return to_device(array, self._shape.device)
 
 
 def _capacity(one: Continuation) -> int:
