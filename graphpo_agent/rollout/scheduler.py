@@ -95,17 +95,16 @@ class PolicyScheduler:
         To be called once. Inside an event loop (a notebook's) it runs in a thread of its own.
         """
         loop = asyncio.new_event_loop()
-        run = loop.create_task(self._run(work))
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # there is none
-            return self._run_loop(loop, run)
+            return self._run_loop(loop, work)
         with ThreadPoolExecutor(1) as thread:
             try:
-                return thread.submit(self._run_loop, loop, run).result()
+                return thread.submit(self._run_loop, loop, work).result()
             except BaseException:  # an interrupt comes here and not to the thread
                 with suppress(RuntimeError):  # the run has ended by itself and its loop is closed
-                    loop.call_soon_threadsafe(run.cancel)
+                    loop.call_soon_threadsafe(_cancel_all, loop)
                 raise
 
     async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
@@ -184,14 +183,15 @@ class PolicyScheduler:
         self._wake.set()
         return await future
 
-    def _run_loop(self, loop: asyncio.AbstractEventLoop, run: asyncio.Task[list[T]]) -> list[T]:
+    def _run_loop(
+        self, loop: asyncio.AbstractEventLoop, work: Sequence[Coroutine[Any, Any, T]]
+    ) -> list[T]:
         try:
-            return loop.run_until_complete(run)
+            return loop.run_until_complete(self._run(work))
         finally:
             loop.set_exception_handler(lambda loop, context: None)  # one error ends a run
             unfinished = asyncio.all_tasks(loop)
-            for task in unfinished:
-                task.cancel()
+            _cancel_all(loop)
             if unfinished:  # an interrupt inside the loop's own code may cost a task its next turn
                 loop.run_until_complete(asyncio.wait(unfinished, timeout=_LAST_TURNS))
             loop.close()
@@ -245,6 +245,11 @@ class PolicyScheduler:
         finally:
             counter.places += 1
             self._wake.set()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
 
 
 def _check_results(function: Callable[[list[Any]], Any], results: Any, num_items: int) -> None:
