@@ -281,3 +281,34 @@ def test_what_runs_at_once_is_bounded_however_long_the_contexts_get(make_model, 
         held.append(sum(shelf._rows.nbytes for shelf in policy._shelves.values()))
     assert max(held) <= limit
     assert held[0] == limit, "and it is used"
+
+
+def test_continuations_of_many_lengths_hold_no_more_together_than_the_bound(make_model, tokenizer):
+    model = make_model(limit=1024)
+    limit = 40 * 64 * kv_shape(model).bytes_per_token
+    policy = LocalPolicy(model, tokenizer, limit)
+    context = policy.open([5, 6, 7])
+    held, seed = [], 0
+    for lengths in ([2] * 29 + [60] * 11, [2] * 9 + [110] * 5, [200] * 5, [20] * 30):
+        for length in lengths:
+            request = SampleRequest(context, seed, length, min_new_tokens=length)
+            policy.submit(request, SamplingParams())
+            seed += 1
+        for _ in range(3):
+            policy.advance()
+            held.append(sum(shelf._rows.nbytes for shelf in policy._shelves.values()))
+    assert len(policy._shelves) == 3
+    assert max(held) <= limit
+    assert policy._columns > 0.8 * policy._max_columns, "and it is used"
+
+
+def test_one_continuation_runs_whatever_it_takes(make_model, tokenizer):
+    model = make_model(limit=1024)
+    token = kv_shape(model).bytes_per_token
+    policy = LocalPolicy(model, tokenizer, 64 * token)
+    held = []
+    for length in (20, 400, 100):
+        requests = [SampleRequest(policy.open([5] * length), seed, 3) for seed in range(2)]
+        assert len(complete(policy, requests, SamplingParams())) == 2
+        held.append(sum(shelf._rows.nbytes for shelf in policy._shelves.values()))
+    assert held == [64 * token, 512 * token, 128 * token]

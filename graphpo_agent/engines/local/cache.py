@@ -117,10 +117,9 @@ class Shelf:
         lengths: [rows in use] tokens whose keys and values each row holds.
     """
 
-    def __init__(self, shape: KVShape, capacity: int, most_rows: int) -> None:
-        """Args: what a token is made of, C, and how many rows are made ahead at most."""
+    def __init__(self, shape: KVShape, capacity: int) -> None:
+        """Args: what a token is made of, and C."""
         self.capacity = capacity
-        self._most_rows = most_rows
         self.members: IntArray = np.empty(0, np.int64)
         self.lengths: IntArray = np.empty(0, np.int64)
         self._rows = torch.zeros(
@@ -133,9 +132,11 @@ class Shelf:
         self._mask = torch.empty(0)
 
     def add(self, members: IntArray, prefixes: list[IntArray], pool: KVPool) -> None:
-        """One row more for each member, holding the tokens at its prefix's pool slots."""
+        """One row more for each member, holding the tokens at its prefix's pool slots.
+
+        There must be room for them.
+        """
         first, lengths = len(self.members), np.array([len(prefix) for prefix in prefixes])
-        self._reserve(first + len(members))
         self.members = np.concatenate([self.members, members])
         self.lengths = np.concatenate([self.lengths, lengths])
         longest = int(lengths.max())
@@ -195,10 +196,23 @@ class Shelf:
         """Whether so many rows more take no memory."""
         return len(self.members) + num_rows <= self.num_held
 
+    def make_room(self, num_rows: int, most_rows: int) -> None:
+        """Hold memory for ``num_rows`` rows more.
+
+        As long as no more than ``most_rows`` are held, it is at least twice as much as before.
+        """
+        held = self.num_held
+        shape = list(self._rows.shape)
+        ahead = min(most_rows, max(_FIRST_ROWS, 2 * held))
+        shape[1] = max(len(self.members) + num_rows, ahead)
+        larger = self._rows.new_zeros(shape)
+        larger[:, :held] = self._rows
+        self._rows = larger
+
     def trim(self) -> None:
-        """Give memory back where less than a quarter of it is in use."""
+        """Give back the memory of rows that are not in use."""
         used = len(self.members)
-        if 4 * used < self.num_held:
+        if used < self.num_held:
             self._rows = self._rows[:, :used].clone()
 
     def begin(self) -> None:
@@ -248,12 +262,3 @@ class Shelf:
             self._mask,
             scaling,
         )[:, :, 0]
-
-    def _reserve(self, num_rows: int) -> None:
-        held = self.num_held
-        if num_rows > held:
-            shape = list(self._rows.shape)
-            shape[1] = max(num_rows, min(self._most_rows, max(_FIRST_ROWS, 2 * held)))
-            larger = self._rows.new_zeros(shape)
-            larger[:, :held] = self._rows
-            self._rows = larger

@@ -322,13 +322,16 @@ class LocalPolicy:
     def _shelf_with_room(self, capacity: int, num_rows: int) -> Shelf:
         """A shelf to add rows to; where memory is short, the others give back what is unused."""
         if capacity not in self._shelves:
-            self._shelves[capacity] = Shelf(self._shape, capacity, self._max_columns // capacity)
+            self._shelves[capacity] = Shelf(self._shape, capacity)
         shelf = self._shelves[capacity]
-        held = sum(other.num_columns for other in self._shelves.values())
-        if not shelf.has_room(num_rows) and held + num_rows * capacity > self._max_columns:
-            for other in self._shelves.values():
-                if other is not shelf:
+        if not shelf.has_room(num_rows):
+            others = [other for other in self._shelves.values() if other is not shelf]
+            needed = (len(shelf.members) + num_rows) * capacity
+            if needed + sum(other.num_columns for other in others) > self._max_columns:
+                for other in others:
                     other.trim()
+            left = self._max_columns - sum(other.num_columns for other in others)
+            shelf.make_room(num_rows, left // capacity)
         return shelf
 
     # After the pass: one token more for each
