@@ -1,5 +1,7 @@
 """The sampler against a teacher-forced forward pass without any cache."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 
 from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.drawing import UniformNumbers, draw
-from graphpo_agent.engines.local.recorded_passes import RecordedPasses
+from graphpo_agent.engines.local.recorded_passes import RecordedPasses, _Recording
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ModelError
 from graphpo_agent.rollout.scheduler import complete
@@ -458,10 +460,64 @@ def test_passes_padded_for_recording_draw_the_same(make_model, tokenizer):
         completions = complete(policy, requests, SAMPLING)
         return [completion.token_ids for completion in completions], completions
 
-    exact, padded = draw(False), draw(True)
+    exact = draw(False)
+    if torch.cuda.is_available():
+        padded = draw(True)
+    else:
+        with pytest.warns(UserWarning, match="passes of the sampler are not recorded") as warned:
+            padded = draw(True)
+        assert len(warned) == 1 and "\n" not in str(warned[0].message)
     assert exact[0] == padded[0]
     for one, other in zip(exact[1], padded[1], strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-10)
+
+
+class Replay:
+    """A recorded pass that is computed again instead."""
+
+    def __init__(self, replay):
+        self.replay = replay
+
+
+class Replays(RecordedPasses):
+    """Recorded passes without a GPU; remembers where each was recorded, and whether it lives."""
+
+    def __init__(self, compute):
+        super().__init__(compute)
+        self.made = []
+
+    def _record(self, shelf, inputs, columns):
+        own = inputs.clone()
+        hidden = self._compute(shelf, own, columns).clone()
+        graph = Replay(lambda: hidden.copy_(self._compute(shelf, own, columns)))
+        self.made.append((shelf.capacity, shelf.num_held, weakref.ref(graph)))
+        return _Recording(graph, own, hidden)
+
+
+def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenizer):
+    def draw(recorded):
+        policy = LocalPolicy(make_model(), tokenizer)
+        policy._recorded = Replays(policy._decode) if recorded else None
+        context = policy.open([5, 9, 30])
+        drawn = {}
+        for count in (3, 30, 1):  # the shelf takes more memory every time
+            for seed in range(count):
+                policy.submit(SampleRequest(context, seed, 20, min_new_tokens=20), SAMPLING)
+            for _ in range(6):
+                drawn.update(policy.advance())
+        while len(drawn) < 34:
+            drawn.update(policy.advance())
+        return {ticket: one.token_ids for ticket, one in drawn.items()}, policy
+
+    exact, _ = draw(False)
+    replayed, policy = draw(True)
+    assert replayed == exact
+    made = policy._recorded.made
+    gc.collect()
+    held = {capacity: shelf.num_held for capacity, shelf in policy._shelves.items()}
+    assert len({num_held for _, num_held, _ in made}) > 1, "the shelf has moved"
+    for capacity, num_held, graph in made:
+        assert (graph() is not None) == (num_held == held[capacity])
 
 
 def test_weights_are_rounded_once_for_a_rollout_and_given_back(make_model, tokenizer):

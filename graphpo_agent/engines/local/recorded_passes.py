@@ -8,15 +8,16 @@ two, so that a few recordings serve a whole rollout.
 Shapes: R rows in use, P padded rows, d hidden size.
 """
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from graphpo_agent.engines.local.cache import Shelf
+from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["RecordedPasses"]
 
@@ -36,24 +37,35 @@ class _Recording:
     hidden: Tensor
 
 
+@dataclass(slots=True)
+class _Place:
+    """Where a shelf's rows are, and by (rows, columns) the passes that have run there.
+
+    None: it has run once and is not recorded yet.
+    """
+
+    address: tuple[int, int]
+    recordings: dict[tuple[int, int], _Recording | None] = field(default_factory=dict)
+
+
 class RecordedPasses:
     """Runs the passes of shelves: the first of a size as it is, from the second on recorded.
 
     A model whose pass cannot be recorded, such as one that looks at its numbers to decide what to
-    compute, runs as it is.
+    compute, runs as it is, and a warning says so.
     """
 
     def __init__(self, compute: DecodingPass) -> None:
         """Args: what computes a pass, always in the same memory for the same shelf."""
         self._compute = compute
-        self._recordings: dict[tuple[int, ...], _Recording | None] = {}
+        self._places: dict[int, _Place] = {}
         self._works = True
 
     def clear(self) -> None:
         """Forget all recordings and free their memory; to be called before the weights move."""
-        self._recordings = {}
+        self._places = {}
 
-    def hidden(self, shelf: Shelf, token_ids: NDArray[np.int64]) -> Tensor:
+    def hidden(self, shelf: Shelf, token_ids: IntArray) -> Tensor:
         """[R, d] hidden states of the next token of every row of a shelf that has begun.
 
         They are overwritten by the shelf's next pass.
@@ -64,19 +76,27 @@ class RecordedPasses:
         columns = min(shelf.capacity, max(_FEWEST_COLUMNS, _power_of_two(longest)))
         inputs = np.zeros((2, rows), np.int64)
         inputs[0, :num_rows], inputs[1, :num_rows] = token_ids, shelf.lengths - 1
-        key = (shelf.address, shelf.capacity, shelf.num_held, rows, columns)
-        return self._run(shelf, torch.from_numpy(inputs), columns, key)[:num_rows]
+        return self._run(shelf, torch.from_numpy(inputs), columns)[:num_rows]
 
-    def _run(self, shelf: Shelf, inputs: Tensor, columns: int, key: tuple[int, ...]) -> Tensor:
-        if self._works and key in self._recordings:
-            recording = self._recordings[key] or self._record(shelf, inputs, columns)
+    def _run(self, shelf: Shelf, inputs: Tensor, columns: int) -> Tensor:
+        recordings, key = self._of(shelf), (inputs.shape[1], columns)
+        if self._works and key in recordings:
+            recording = recordings[key] or self._record(shelf, inputs, columns)
             if recording is not None:
-                self._recordings[key] = recording
+                recordings[key] = recording
                 recording.inputs.copy_(inputs)
                 recording.graph.replay()
                 return recording.hidden
-        self._recordings[key] = None
+        recordings[key] = None
         return self._compute(shelf, inputs.to(shelf.device), columns)
+
+    def _of(self, shelf: Shelf) -> dict[tuple[int, int], _Recording | None]:
+        """The recordings of a shelf where it is; those of where it has been are forgotten."""
+        address = (shelf.address, shelf.num_held)
+        place = self._places.get(shelf.capacity)
+        if place is None or place.address != address:
+            place = self._places[shelf.capacity] = _Place(address)
+        return place.recordings
 
     def _record(self, shelf: Shelf, inputs: Tensor, columns: int) -> _Recording | None:
         """None where the pass cannot be recorded."""
@@ -88,7 +108,12 @@ class RecordedPasses:
                 hidden = self._compute(shelf, own, columns)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:
+        except RuntimeError as error:
+            warnings.warn(
+                "the passes of the sampler are not recorded and run slower: "
+                + str(error).split("\n")[0],
+                stacklevel=2,
+            )
             self._works = False
             self.clear()
             return None
