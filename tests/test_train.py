@@ -21,6 +21,7 @@ from graphpo_agent.report.run_dir import RunDirectory, locked
 from graphpo_agent.rollout.grow import Grower
 from tests.worlds import Storm, run_arguments, start_command
 
+
 def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
