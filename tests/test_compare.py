@@ -314,7 +314,8 @@ def started(words: list[str], run: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.slow
 def test_ctrl_c_loses_at_most_a_step(reach: Path, tmp_path: Path) -> None:
-    words = arguments(reach, tmp_path / "out", "train.steps=300", "train.eval_every=300")
+    overrides = ["train.steps=300", "train.eval_every=300", "budget.tokens=150"]
+    words = arguments(reach, tmp_path / "out", *overrides)
     run = tmp_path / "out/runs/treerpo/seed-0"
     process = started([*words, "--jobs", "2"], run)
     process.send_signal(signal.SIGINT)
