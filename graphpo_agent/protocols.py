@@ -221,6 +221,10 @@ class Expander(Protocol):
         """
         ...
 
+    def tokens_left(self, policy: Policy, state: PathState) -> int:
+        """What the policy can still sample behind a state at most."""
+        ...
+
     def recall(self, state: PathState) -> Any:
         """What ``start`` needs beside its tokens to go on from a state, as JSON values."""
         ...

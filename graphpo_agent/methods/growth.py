@@ -9,7 +9,7 @@ import numpy as np
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
-__all__ = ["Branch", "Growth", "Plan", "chains", "onward"]
+__all__ = ["Branch", "Growth", "Plan", "chains", "onward", "steady_chains"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,14 @@ class Plan:
         memory: what the method wants to be shown again next time.
         saved: continuations that redundant states did not get in this layer.
         reallocated: continuations that others got in their place.
+        waiting: active states that are not continued in this layer and stay active.
     """
 
     branches: Sequence[Branch]
     memory: Any = None
     saved: int = 0
     reallocated: int = 0
+    waiting: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,12 +66,15 @@ class Growth:
     Attributes:
         graph: so far.
         reached: positions of the nodes that the last layer reached; the root at first.
-        active: of those, the states that a path goes on from.
+        active: the states that a path goes on from: those of them that ended no path, and the last
+            plan's ``waiting`` before them.
         layer: 1 for the first layer below the root, then counted up at each call.
         memory: of the method's last plan; None at first.
         tokens_left: policy tokens that the prompt's budget still holds; None: no such budget.
         trajectories_left: further paths that the prompt's budget still holds; None: no such budget.
         path_tokens: what one path from the prompt can cost at most, in policy tokens.
+        edge_tokens: what one edge can cost at most.
+        tokens_behind: what the path of a node can cost at most from there on.
         rng: the method's own random numbers, the same in every repetition of a run.
         decode: text of token ids.
     """
@@ -82,6 +87,8 @@ class Growth:
     tokens_left: int | None
     trajectories_left: int | None
     path_tokens: int
+    edge_tokens: int
+    tokens_behind: Callable[[int], int]
     rng: np.random.Generator
     decode: Callable[[Sequence[int]], str]
 
@@ -104,3 +111,34 @@ def chains(growth: Growth, wanted: int) -> tuple[Branch, ...]:
         fitting = max(1, growth.tokens_left // growth.path_tokens) if growth.tokens_left else 0
         count = fitting if left is None else min(left, fitting)
     return (Branch(0, count),) if count > 0 else ()
+
+
+def steady_chains(growth: Growth, wanted: int) -> Plan:
+    """Chains from the prompt and nothing else, ``wanted`` or as many as a budget of tokens holds.
+
+    A budget gives the chains that one after another would: all of them whole but the last. They
+    grow together as far as that is sure: a chain goes on, and a new one begins, where the tokens
+    that are left suffice for its next edge whatever the chains before it will cost.
+    """
+    left = growth.tokens_left
+    if left is None:
+        goes_on = growth.layer > 1 and len(growth.active) > 0
+        return Plan(onward(growth) if goes_on else chains(growth, wanted))
+    branches: list[Branch] = []
+    waiting: list[int] = []
+    open_chains = [] if growth.layer == 1 else growth.active.tolist()
+    for v in sorted(open_chains, key=lambda v: growth.graph.path(v)[0]):
+        most = growth.tokens_behind(v)
+        if not branches or left >= min(most, growth.edge_tokens):
+            branches.append(Branch(v))
+        else:
+            waiting.append(v)
+        left -= most
+    begun = max(0, -(-(left - growth.edge_tokens + 1) // growth.path_tokens))
+    if not branches:
+        begun = max(begun, int(left > 0))
+    if growth.trajectories_left is not None:
+        begun = min(begun, growth.trajectories_left)
+    if begun:
+        branches.append(Branch(0, begun))
+    return Plan(tuple(branches), waiting=waiting)

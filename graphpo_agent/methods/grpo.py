@@ -11,7 +11,7 @@ from graphpo_agent.graph.advantages import z_scores
 from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Growth, Plan, chains, onward
+from graphpo_agent.methods.growth import Growth, Plan, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
@@ -44,10 +44,8 @@ class Grpo:
     merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
 
     def plan(self, growth: Growth) -> Plan:
-        """``group_size`` continuations of the prompt, then one of each path."""
-        if growth.layer > 1 and len(growth.active):
-            return Plan(onward(growth))
-        return Plan(chains(growth, self.group_size))
+        """``group_size`` chains, or as many as the budget holds; see ``steady_chains``."""
+        return steady_chains(growth, self.group_size)
 
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]

@@ -151,6 +151,11 @@ class TurnExpander:
             behind_prefix(policy, state, prefix, self._max_response_tokens), prefix.memory
         )
 
+    def tokens_left(self, policy: Policy, state: PathState) -> int:
+        """The room left in the response and in the context, within the turns that are left."""
+        turns = (self.max_layers - state.depth) * self._max_turn_tokens
+        return min(turns, self._room(policy, state, state.context))
+
     def recall(self, state: PathState) -> dict[str, Any]:
         """The turns so far and what they found."""
         return recall(state)

@@ -89,6 +89,7 @@ class _Growing:
     statuses: list[StepStatus]
     reached: NDArray[np.int64]
     active: NDArray[np.int64]
+    waiting: NDArray[np.int64]
     ledger: Ledger
     memory: Any = None
 
@@ -199,7 +200,7 @@ class Grower:
             if not waiting:
                 break
             before = one.ledger.generated_tokens
-            one.reached = one.active = np.zeros(0, np.int64)
+            one.reached, one.active = np.zeros(0, np.int64), one.waiting
             while waiting:
                 served, limit = budget.affordable(one.ledger, self.expander.edge_tokens)
                 now, waiting = waiting[:served], waiting[len(waiting[:served]) :]
@@ -227,8 +228,8 @@ class Grower:
             prefilled_tokens=state.prompt_tokens + len(prefix.token_ids),
             summary_tokens=description.summary_tokens,
         )
-        root = np.zeros(1, np.int64)
-        return _Growing(task, graph, [state], ["ok"], root, root, ledger)
+        root, none = np.zeros(1, np.int64), np.zeros(0, np.int64)
+        return _Growing(task, graph, [state], ["ok"], root, root, none, ledger)
 
     def _plan(
         self,
@@ -254,11 +255,14 @@ class Grower:
                 tokens_left=tokens_left,
                 trajectories_left=trajectories_left,
                 path_tokens=self.expander.path_tokens,
+                edge_tokens=self.expander.edge_tokens,
+                tokens_behind=lambda v: self.expander.tokens_left(policy, one.states[v]),
                 rng=np.random.default_rng(derive_seed(*seed_parts, "plan")),
                 decode=lambda ids: policy.tokenizer.decode(ids),
             )
         )
         one.memory = plan.memory
+        one.waiting = np.array(plan.waiting, np.int64)
         one.ledger.saved += plan.saved
         one.ledger.reallocated += plan.reallocated
 

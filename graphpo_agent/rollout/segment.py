@@ -101,6 +101,10 @@ class SegmentExpander:
         response = policy.tokenizer.decode(prefix.token_ids)
         return replace(begun, response=response, memory=prefix.token_ids)
 
+    def tokens_left(self, policy: Policy, state: PathState) -> int:
+        """The room left in the response and in the context."""
+        return self._room(policy, state, state.context)
+
     def recall(self, state: PathState) -> None:
         """Nothing: the tokens say it all."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -87,6 +88,8 @@ def grow(method: Method, world: World, seed: int = 0) -> Grown:
                 tokens_left=one.tokens,
                 trajectories_left=one.trajectories,
                 path_tokens=world.edge_tokens * world.max_layers,
+                edge_tokens=world.edge_tokens,
+                tokens_behind=partial(one.tokens_behind, one.graph),
                 rng=rng,
                 decode=world.decode,
             )
@@ -95,7 +98,7 @@ def grow(method: Method, world: World, seed: int = 0) -> Grown:
         memory = plans[-1].memory
         if not plans[-1].branches:
             break
-        one.carry_out(plans[-1].branches)
+        one.carry_out(plans[-1].branches, plans[-1].waiting)
         if not len(one.reached):
             break  # the budget is spent
     else:
@@ -112,7 +115,7 @@ class _Growing:
         self.tokens, self.trajectories = world.tokens, world.trajectories
         self.value_only: set[int] = set()
 
-    def carry_out(self, branches: Sequence[Branch]) -> None:
+    def carry_out(self, branches: Sequence[Branch], waiting: Sequence[int]) -> None:
         self.graph, starts = _cut(self.graph, branches)
         begun = set(self.graph.parent[1:].tolist())
         made: list[tuple[NewNode, End]] = []
@@ -132,7 +135,11 @@ class _Growing:
         first = self.graph.num_nodes
         self.graph = self.graph.append([node for node, _ in made])
         self.reached = np.arange(first, self.graph.num_nodes)
-        self.active = self.reached[[end == "goes_on" for _, end in made]]
+        goes_on = self.reached[[end == "goes_on" for _, end in made]]
+        self.active = np.concatenate([np.array(waiting, np.int64), goes_on])
+
+    def tokens_behind(self, graph: RolloutGraph, v: int) -> int:
+        return self.world.edge_tokens * (self.world.max_layers - int(graph.depth[v]))
 
     def _sample(self, parent: int, estimate: bool, tree: int) -> tuple[NewNode, End]:
         world, chance = self.world, self.chance

@@ -289,6 +289,8 @@ def growth_of(graph: RolloutGraph, layer: int, memory: frozenset[int]) -> Growth
         tokens_left=None,
         trajectories_left=None,
         path_tokens=100,
+        edge_tokens=4,
+        tokens_behind=lambda v: 10,
         rng=np.random.default_rng(0),
         decode=lambda ids: "",
     )

@@ -153,6 +153,8 @@ def fallback_of(graph, seed, width):
         tokens_left=None,
         trajectories_left=None,
         path_tokens=10,
+        edge_tokens=4,
+        tokens_behind=lambda v: 10,
         rng=np.random.default_rng(seed),
         decode=str,
     )

@@ -323,6 +323,8 @@ def growth_of(graph: RolloutGraph, layer: int, memory, trajectories_left=None) -
         tokens_left=None,
         trajectories_left=trajectories_left,
         path_tokens=100,
+        edge_tokens=4,
+        tokens_behind=lambda v: 10,
         rng=np.random.default_rng(0),
         decode=authors_text,
     )

@@ -38,6 +38,8 @@ def growth(graph, tokens=None, paths=None, seed=0):
         tokens_left=tokens,
         trajectories_left=paths,
         path_tokens=4,
+        edge_tokens=4,
+        tokens_behind=lambda v: 10,
         rng=np.random.default_rng(seed),
         decode=str,
     )

@@ -48,6 +48,9 @@ class Walk:
     def start(self, policy: Any, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         return PathState(task, Position(3), 0, (1, 2, 3), "", None, memory=0)
 
+    def tokens_left(self, policy: Any, state: PathState) -> int:
+        return self.max_layers - state.depth
+
     def outcome(self, state: PathState) -> Outcome:
         return Outcome("", turns=("step",) * state.depth)
 
@@ -176,6 +179,51 @@ def test_chains_begin_no_more_than_can_be_finished_but_the_last() -> None:
         for rollout in grow(Grpo(4), budget=Budget(tokens=tokens)):
             leaves = children(rollout) == 0
             assert (leaves & ~rollout.graph.terminal).sum() <= 1
+
+
+def test_a_budget_of_tokens_holds_the_chains_that_one_after_another_would_fill_it() -> None:
+    """All whole but the last, which is cut where the budget ends."""
+    for tokens in (1, 5, 9, 23, 41, 100):
+        for rollout in grow(Grpo(4), count=16, budget=Budget(tokens=tokens)):
+            graph = rollout.graph
+            leaves = sorted(graph.leaves.tolist(), key=lambda v: graph.path(v)[0])
+            lengths = [len(graph.path(v)) for v in leaves]
+            assert sum(lengths) == tokens
+            assert graph.terminal[leaves[:-1]].all()
+
+
+class Scripted(Walk):
+    """The n-th path from the prompt ends after a given number of steps."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__()
+        self.lengths = iter(lengths)
+
+    def _step(self, state: PathState, seed: int) -> Step:
+        length = next(self.lengths) if state.depth == 0 else state.memory
+        step = super()._step(replace(state, memory=0), seed)
+        ended = state.depth + 1 == length
+        status = "answered" if ended else "ok"
+        return replace(
+            step, state=replace(step.state, memory=length), terminal=ended, status=status
+        )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "parents"),
+    [
+        # Two paths of at most 6 tokens are sure to be whole, and 2 tokens of a third one.
+        (14, [6, 6, 6], [0, 0, 0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12]),
+        # A path that ends after one token, or two, leaves room for others beside the second.
+        (13, [1, 6, 2, 6], [0, 0, 0, 2, 3, 4, 0, 6, 7, 8, 9, 10, 11]),
+    ],
+)
+def test_chains_grow_together_as_far_as_the_budget_is_sure_to_hold_them(
+    tokens: int, lengths: list[int], parents: list[int]
+) -> None:
+    one = grower(Scripted(lengths))
+    (rollout,) = grow(Grpo(9), count=1, one=one, budget=Budget(tokens=tokens))
+    assert rollout.graph.parent[1:].tolist() == parents
 
 
 def test_a_budget_of_trajectories_is_a_number_of_paths() -> None:
