@@ -196,14 +196,14 @@ class Grower:
         one = await self._start(scheduler, task, prefix, method)
         for layer in count(1):
             parts = (*seed_parts, task.id, layer)
-            waiting = self._plan(one, scheduler.policy, method, layer, parts, budget)
-            if not waiting:
+            planned = self._plan(one, scheduler.policy, method, layer, parts, budget)
+            if not planned:
                 break
             before = one.ledger.generated_tokens
             one.reached, one.active = np.zeros(0, np.int64), one.waiting
-            while waiting:
+            while planned:
                 served, limit = budget.affordable(one.ledger, self.expander.edge_tokens)
-                now, waiting = waiting[:served], waiting[len(waiting[:served]) :]
+                now, planned = planned[:served], planned[len(planned[:served]) :]
                 if not now:
                     break
                 await self._sample(one, scheduler, method, now, sampling, limit)
