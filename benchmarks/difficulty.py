@@ -116,16 +116,14 @@ def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[st
 
 def place_and_policy(world: str, setting: Setting, work: Path) -> tuple[Path, Path]:
     """Where the world of a setting lies, and its warm-started policy; both made once."""
-    shared = work / world
+    own = "-".join(["difficulty", world, *setting.knobs])
+    place = work / (own if world == "kb" or setting.knobs else world)
     if world != "kb":
         prepare(world, work)
-        if not setting.knobs:
-            return shared, shared / "policy"
-    place = work / "-".join(["difficulty", world, *setting.knobs])
     if not (place / "heldout.jsonl").exists():
         make_toy(world, place, ["seed=0", *setting.knobs])
     if world != "kb":
-        return place, shared / "policy"
+        return place, work / world / "policy"
     policy = place / "policy"
     if not policy.exists():
         model = [f"model.path={place}/untrained", f"output={policy}"]

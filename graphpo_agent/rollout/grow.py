@@ -89,7 +89,6 @@ class _Growing:
     statuses: list[StepStatus]
     reached: NDArray[np.int64]
     active: NDArray[np.int64]
-    waiting: NDArray[np.int64]
     ledger: Ledger
     memory: Any = None
 
@@ -200,7 +199,6 @@ class Grower:
             if not planned:
                 break
             before = one.ledger.generated_tokens
-            one.reached, one.active = np.zeros(0, np.int64), one.waiting
             while planned:
                 served, limit = budget.affordable(one.ledger, self.expander.edge_tokens)
                 now, planned = planned[:served], planned[len(planned[:served]) :]
@@ -228,8 +226,8 @@ class Grower:
             prefilled_tokens=state.prompt_tokens + len(prefix.token_ids),
             summary_tokens=description.summary_tokens,
         )
-        root, none = np.zeros(1, np.int64), np.zeros(0, np.int64)
-        return _Growing(task, graph, [state], ["ok"], root, root, none, ledger)
+        root = np.zeros(1, np.int64)
+        return _Growing(task, graph, [state], ["ok"], root, root, ledger)
 
     def _plan(
         self,
@@ -262,7 +260,7 @@ class Grower:
             )
         )
         one.memory = plan.memory
-        one.waiting = np.array(plan.waiting, np.int64)
+        one.reached, one.active = np.zeros(0, np.int64), np.array(plan.waiting, np.int64)
         one.ledger.saved += plan.saved
         one.ledger.reallocated += plan.reallocated
 
