@@ -14,6 +14,7 @@ __all__ = [
     "RewardError",
     "RunError",
     "ToolError",
+    "first_line",
 ]
 
 
@@ -51,3 +52,8 @@ class ToolError(GraphPOError):
 
 class QuotaError(ToolError):
     """A paid or limited service has been used up: going on would train on its refusals."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, in one line; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ModelError, first_line
 
 __all__ = ["load_pretrained"]
 
@@ -48,7 +48,7 @@ def load_pretrained(
         )
         model = model.to(torch.device(device)).eval()
     except Exception as error:  # of no narrower kind, where a file is damaged
-        reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+        reason = first_line(error)
         raise ModelError(
             f"{kind} {name!r} cannot be loaded: {reason}; give a directory with config.json, "
             "weights and tokenizer, or the name of a model on the hub, and a device of this machine"

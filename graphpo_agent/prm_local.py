@@ -22,7 +22,7 @@ from transformers import (
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.hub import cached_file
 
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.pretrained import load_pretrained
 from graphpo_agent.prm_text import STEP_TOKEN, step_messages, without_control
@@ -301,6 +301,6 @@ def _reward_head(name: str, width: int) -> nn.Linear:
         path = cached_file(name, "reward_head.pt", local_files_only=Path(name).is_dir())
         head.load_state_dict(torch.load(str(path), map_location="cpu", weights_only=True))
     except _BROKEN_FILE as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+        reason = first_line(error)
         raise ModelError(f"{_KIND} {name!r}: reward_head.pt cannot be loaded: {reason}") from error
     return head.eval()

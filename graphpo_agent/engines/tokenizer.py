@@ -16,7 +16,7 @@ from typing import cast
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.protocols import TurnBreak
 from graphpo_agent.types import Message, Prompt
 
@@ -120,7 +120,7 @@ class HfTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         except Exception as error:  # of no narrower kind, where tokenizer.json is wrong
-            raise ModelError(f"tokenizer of {name} cannot be read: {_first_line(error)}") from error
+            raise ModelError(f"tokenizer of {name} cannot be read: {first_line(error)}") from error
         if len(tokenizer.get_vocab()) == len(tokenizer.get_added_vocab()):
             raise ModelError(
                 f"tokenizer of {name} knows no text, only {len(tokenizer.get_vocab())} control "
@@ -202,7 +202,7 @@ class HfTokenizer:
             )
         except TemplateError as error:
             raise ModelError(
-                f"chat template of {self.hf.name_or_path}: {_first_line(error)}"
+                f"chat template of {self.hf.name_or_path}: {first_line(error)}"
             ) from error
         assert isinstance(text, str)
         return text
@@ -263,7 +263,3 @@ def _generation_eos_ids(name: str, local: bool) -> tuple[int, ...]:
     except OSError:
         return ()
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from graphpo_agent.engines.local.lora import has_adapters, merged_model, read_adapters
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, first_line
 
 __all__ = ["read_checkpoint", "write_checkpoint", "write_model"]
 
@@ -89,7 +89,7 @@ def read_checkpoint(
         optimizer.load_state_dict(state)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(
-            f"checkpoint {directory} belongs to another model: {_reason(error)}"
+            f"checkpoint {directory} belongs to another model: {first_line(error)}"
         ) from error
     return counted
 
@@ -107,11 +107,7 @@ def _read_state(
         state = {name: stored["optimizer"][name] for name in ("state", "param_groups")}
         return state, {name: int(stored["counters"][name]) for name in counters}
     except Exception as error:  # of no narrower kind, where the bytes are any bytes
-        raise RunError(f"{path} is damaged: {_reason(error)}; delete that checkpoint") from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"{path} is damaged: {first_line(error)}; delete that checkpoint") from error
 
 
 def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ModelError, first_line
 
 __all__ = [
     "check_vocabulary",
@@ -105,7 +105,7 @@ def _reason(error: Exception, files: str) -> str:
     """
     if isinstance(error, StrictDataclassError):
         return f"config.json: {' '.join(str(error).split())}"
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    line = first_line(error)
     if isinstance(error, _DAMAGED_FILE):
         # torch's second sentence recommends to load the file with less care.
         what = line.split(". ")[0]
