@@ -194,7 +194,6 @@ def compute_options(config: RunConfig) -> ComputeOptions:
     """How passes are computed."""
     update = config.update
     return ComputeOptions(
-        update.attention,
         config.model.autocast,
         update.gradient_checkpointing,
         update.compile_layers,

@@ -231,9 +231,6 @@ class UpdateConfig(Strict):
     max_tokens_per_batch: Positive = 4096
     """Tokens in one forward pass; bounds memory. A larger graph is cut into several passes that
     compute its prefixes again. On a CPU more is slower."""
-    attention: Literal["gathered", "flex"] = "gathered"
-    """``gathered``: per group of similar pieces; ``flex``: one FlexAttention kernel over all tokens
-    of a pass, for a GPU (on a CPU it has quadratic cost)."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, one more forward pass."""
     compile_layers: bool = False

@@ -33,7 +33,7 @@ from graphpo_agent.engines.local.memory import (
     model_sizes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
-from graphpo_agent.engines.local.packing import block_length
+from graphpo_agent.engines.local.pieces import block_length
 from graphpo_agent.graph.budget import branching_at
 
 __all__ = ["describe_budget", "describe_memory", "memory_of"]

@@ -41,6 +41,7 @@ RULES = (
     ("optimiser", "/engines/local/optimizer.py"),
     ("index building", "/engines/local/packing.py"),
     ("index building", "/engines/local/parts.py"),
+    ("index building", "/engines/local/pieces.py"),
     ("drawing tokens", "/engines/local/drawing.py"),
     ("keys and values moved", "/engines/local/cache.py"),
 )

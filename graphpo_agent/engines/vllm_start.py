@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoConfig, PretrainedConfig
 
-from graphpo_agent.engines.local.model import context_limit
+from graphpo_agent.engines.local.model import context_limit, head_dim
 from graphpo_agent.engines.tokenizer import check_model_directory
 from graphpo_agent.errors import ConfigError, GraphPOError
 
@@ -135,7 +135,7 @@ def _check_head_size(model_name: str, config: PretrainedConfig) -> None:
     """Raise ConfigError for a head size at which vLLM's CPU attention would fail later."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    size = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+    size = head_dim(config)
     known = CPUAttentionBackend.get_supported_head_sizes()
     if size not in known:
         raise ConfigError(

@@ -1,10 +1,13 @@
 """Random training samples, and the slow oracle that trains them one row per edge."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from graphpo_agent.engines.local.flat_attention import stretch_layout
+from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.graph.samples import TrainingSample
 
 
@@ -70,7 +73,7 @@ def with_rollout_logprobs(model, sample, noise, seed=0, temperature=1.0):
 def visible_places(batch):
     """For each place of a packed row the places that it sees, read off the buckets."""
     seen = {}
-    for bucket in batch.buckets:
+    for bucket in cut_into_buckets(batch)[0]:
         causal = np.tri(bucket.queries.shape[1], dtype=bool)
         masks = [causal] * len(bucket.keys) if bucket.causal else bucket.seen(batch.exits)
         for row, keys, mask, own in zip(
@@ -80,3 +83,50 @@ def visible_places(batch):
                 assert place not in seen
                 seen[place] = keys[visible].tolist()
     return seen
+
+
+def places_on_stretches(batch):
+    """The same, read off the stretches."""
+    layout = stretch_layout(batch, torch.device("cpu"))
+    keys, queries = layout.keys.tolist(), range(len(batch.token_ids))
+    seen, longest = {}, [0, 0]
+    for (start, end), (first, last) in zip(
+        pairs(layout.query_ends), pairs(layout.key_ends), strict=True
+    ):
+        longest = [max(longest[0], end - start), max(longest[1], last - first)]
+        seen |= {place: keys[first : last - (end - 1 - place)] for place in queries[start:end]}
+    assert longest == [layout.longest_stretch, layout.longest_path]
+    return seen
+
+
+def pairs(ends):
+    return list(itertools.pairwise(ends.tolist()))
+
+
+def slow_flash_attention(
+    queries,
+    keys,
+    values,
+    query_ends,
+    key_ends,
+    longest_stretch,
+    longest_path,
+    *,
+    dropout_p,
+    is_causal,
+    return_debug_mask,
+    scale,
+):
+    """What the kernel of that name computes, sequence by sequence."""
+    assert is_causal and not dropout_p and not return_debug_mask
+    parts = []
+    for (start, end), (first, last) in zip(pairs(query_ends), pairs(key_ends), strict=True):
+        assert end - start <= longest_stretch and last - first <= longest_path
+        hidden = torch.ones(end - start, last - first).tril(last - first - (end - start)) == 0
+        q, k, v = (
+            x.transpose(0, 1) for x in (queries[start:end], keys[first:last], values[first:last])
+        )
+        k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+        weights = (scale * q @ k.transpose(1, 2)).masked_fill(hidden, -torch.inf).softmax(-1)
+        parts.append((weights @ v).transpose(0, 1))
+    return (torch.cat(parts),)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch.nn.attention.flex_attention import flex_attention
 from transformers import PreTrainedModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 
+from graphpo_agent.engines.local import flat_attention
 from graphpo_agent.engines.local.engine import LocalEngine
-from graphpo_agent.engines.local.flat_attention import FlexLayout, flat_layout
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
@@ -19,11 +18,10 @@ from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import SampleRequest, SamplingParams
-from tests.engines.graphs import random_sample, visible_places
+from tests.engines.graphs import random_sample, slow_flash_attention
 from tests.engines.test_gradient import SAMPLES, compare, norm_in_full_precision
 
 UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, seed=5)
-FLEX = ComputeOptions(attention="flex")
 CHECKPOINTED = ComputeOptions(checkpoint_layers=True)
 COMPILED = ComputeOptions(compile_layers=True)
 
@@ -32,9 +30,7 @@ COMPILED = ComputeOptions(compile_layers=True)
 @pytest.mark.parametrize(
     "compute",
     [
-        FLEX,
         CHECKPOINTED,
-        ComputeOptions(attention="flex", checkpoint_layers=True),
         pytest.param(COMPILED, marks=pytest.mark.slow),
         pytest.param(replace(COMPILED, checkpoint_layers=True), marks=pytest.mark.slow),
     ],
@@ -106,45 +102,43 @@ def test_a_model_that_cannot_recompute_layers_is_refused(make_model):
         pass
 
 
-@pytest.mark.parametrize("num_nodes", [4, 30, 150])
-def test_the_block_mask_shows_every_token_its_own_path(num_nodes):
-    sample = random_sample(num_nodes, num_nodes, longest=40)
-    (batch,) = pack([sample, random_sample(1)], 10_000)
-    layout = flat_layout(batch, "flex", torch.float64, torch.device("cpu"))
-    assert isinstance(layout, FlexLayout)
-    seen = layout.dense(torch.device("cpu"))
-    num_tokens = len(batch.token_ids)
-    ancestors = np.zeros((num_tokens, num_tokens), bool)
-    for place, places in visible_places(batch).items():
-        ancestors[place, places] = True
-    np.testing.assert_array_equal(seen.numpy(), ancestors)
-    blocks = layout.blocks
-    size = blocks.BLOCK_SIZE[0]
-    for row in range(blocks.kv_num_blocks.shape[-1]):
-        partial = blocks.kv_indices[0, 0, row, : blocks.kv_num_blocks[0, 0, row]].tolist()
-        full = blocks.full_kv_indices[0, 0, row, : blocks.full_kv_num_blocks[0, 0, row]].tolist()
-        rows = ancestors[row * size : (row + 1) * size]
-        for column in range(blocks.kv_num_blocks.shape[-1]):
-            block = rows[:, column * size : (column + 1) * size]
-            assert block.any() == (column in partial + full)
-            assert (block.shape == (size, size) and bool(block.all())) == (column in full)
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_stretches_give_the_scores_and_gradients_of_buckets(make_model, monkeypatch, family):
+    """On a GPU it is the kernel itself, in the precision that it is made for."""
+    model = make_model(family, spread=0.1)
+    on_gpu = model.device.type == "cuda"
+    compute = ComputeOptions(autocast=on_gpu)
+    if on_gpu:
+        model = model.float()
+    (batch,) = pack([random_sample(0, 30), random_sample(1, 12)], 10_000)
+    if not on_gpu:
+        monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", slow_flash_attention)
+    found = []
+    for stretches in (False, True):
+        monkeypatch.setattr(flat_attention, "_flash_fits", lambda *_, fits=stretches: fits)
+        model.zero_grad()
+        with flat_passes(model, compute):
+            scores = score_tokens(model, batch, 1.0, compute)
+            scores.logprobs.sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        found.append((scores.logprobs.detach(), gradient.clone()))
+    (expected, gradient), (logprobs, own) = found
+    close = 0.03 if on_gpu else 1e-8
+    assert float((logprobs - expected).abs().max()) < close
+    assert float((own - gradient).norm() / gradient.norm()) < close
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention_with_the_block_mask_equals_the_dense_mask():
-    (batch,) = pack([random_sample(2, 60, longest=20)], 10_000)
-    layout = flat_layout(batch, "flex", torch.float64, torch.device("cpu"))
-    assert isinstance(layout, FlexLayout)
-    num_tokens = len(batch.token_ids)
-    assert num_tokens > 3 * 128
-    torch.manual_seed(0)
-    query = torch.randn(1, 4, num_tokens, 8, dtype=torch.float64)
-    key, value = torch.randn(2, 1, 2, num_tokens, 8, dtype=torch.float64)
-    out = flex_attention(query, key, value, block_mask=layout.blocks, scale=0.3, enable_gqa=True)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, layout.dense(query.device), scale=0.3, enable_gqa=True
-    )
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+def test_flash_attention_is_for_16_bits_and_heads_that_it_knows(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def fits(head_dim, dtype, device="cuda"):
+        return flat_attention._flash_fits(head_dim, dtype, torch.device(device))
+
+    assert fits(64, torch.bfloat16) and fits(256, torch.float16)
+    assert not fits(64, torch.float32) and not fits(64, torch.bfloat16, "cpu")
+    assert not fits(12, torch.bfloat16) and not fits(264, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not fits(64, torch.bfloat16)
 
 
 def test_autocast_multiplies_in_bfloat16_and_keeps_float32_weights(make_model, tokenizer):
@@ -194,19 +188,18 @@ def test_the_sampler_multiplies_in_bfloat16_too(make_model, tokenizer):
     assert mismatch(autocast=True) < 0.05
 
 
-def test_autocast_products_are_bfloat16_in_both_layouts(make_model):
-    for kind in ("gathered", "flex"):
-        compute = ComputeOptions(attention=kind, autocast=True)
-        model = make_model(spread=0.02).float()
-        kinds = set()
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.register_forward_pre_hook(
-                lambda _, inputs, kinds=kinds: kinds.add(inputs[0].dtype)
-            )
-        (batch,) = pack(SAMPLES[:1], 10_000)
-        with flat_passes(model, compute):
-            score_tokens(model, batch, 1.0, compute).logprobs.sum().backward()
-        assert kinds == {torch.bfloat16}
+def test_autocast_products_are_bfloat16(make_model):
+    compute = ComputeOptions(autocast=True)
+    model = make_model(spread=0.02).float()
+    kinds = set()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(
+            lambda _, inputs: kinds.add(inputs[0].dtype)
+        )
+    (batch,) = pack(SAMPLES[:1], 10_000)
+    with flat_passes(model, compute):
+        score_tokens(model, batch, 1.0, compute).logprobs.sum().backward()
+    assert kinds == {torch.bfloat16}
 
 
 def test_offloading_the_optimiser_changes_nothing(make_model, tokenizer):

@@ -58,9 +58,7 @@ def test_new_adapters_change_nothing_and_are_all_that_is_trained(make_model, fam
     assert all(".q_proj.lora_" in name for name in trained_names(only))
 
 
-@pytest.mark.parametrize(
-    "compute", [ComputeOptions(), ComputeOptions("flex"), ComputeOptions(checkpoint_layers=True)]
-)
+@pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(checkpoint_layers=True)])
 def test_gradient_and_reference_equal_one_row_per_edge(make_model, tokenizer, monkeypatch, compute):
     monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
     objective = Objective(kl=0.5)

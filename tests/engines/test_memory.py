@@ -24,6 +24,7 @@ from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
+from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.memory import memory_of
@@ -85,8 +86,9 @@ def saved_bytes(model, batch, compute):
 
 
 def sizes_of(batch: PackedBatch) -> UpdateSizes:
-    blocks = sum(len(bucket.own_lengths) for bucket in batch.buckets)
-    paths = sum(int(bucket.path_lengths.sum()) for bucket in batch.buckets)
+    buckets, _ = cut_into_buckets(batch)
+    blocks = sum(len(bucket.own_lengths) for bucket in buckets)
+    paths = sum(int(bucket.path_lengths.sum()) for bucket in buckets)
     num_tokens = len(batch.token_ids)
     return UpdateSizes(num_tokens, num_tokens // blocks, paths // blocks)
 

@@ -14,19 +14,28 @@ from transformers import (
 
 from graphpo_agent.engines.local import forward
 from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
+from graphpo_agent.engines.local.flat_attention import stretch_layout
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.pieces import Stretches, cut_into_buckets
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
-from tests.engines.graphs import edge_logprobs, random_sample, visible_places
+from tests.engines.graphs import (
+    edge_logprobs,
+    places_on_stretches,
+    random_sample,
+    visible_places,
+)
 
 
 def visible_tokens(batch):
     """For each place of the row the token ids that it sees, in path order, read off the buckets."""
-    padded = [place for bucket in batch.buckets for place in bucket.queries.ravel().tolist()]
-    assert [padded[i] for i in batch.order] == list(range(len(batch.token_ids)))
+    buckets, order = cut_into_buckets(batch)
+    padded = [place for bucket in buckets for place in bucket.queries.ravel().tolist()]
+    assert [padded[i] for i in order] == list(range(len(batch.token_ids)))
     seen = visible_places(batch)
+    assert places_on_stretches(batch) == seen
     for i in range(len(batch.token_ids)):
         assert seen[i] == [j for j in range(i + 1) if i < batch.exits[j]]
     return {place: batch.token_ids[places].tolist() for place, places in seen.items()}
@@ -164,16 +173,31 @@ def test_what_is_longer_than_its_path_is_a_run_and_the_rest_is_blocks():
     sample = long_sample(lengths, [-1, 0, 1, 1, 1, 0])
     (batch,) = pack([sample], 10_000)
     check_packed([sample], [batch])
+    buckets, _ = cut_into_buckets(batch)
     runs = {
         (int(path), int(own))
-        for bucket in batch.buckets
+        for bucket in buckets
         if bucket.causal
         for path, own in zip(bucket.path_lengths, bucket.own_lengths, strict=True)
     }
     # A run goes on through the first child; a leaf's last token is not computed.
     assert runs == {(0, 100 + 300 + 4), (100, 699)}
-    blocks = [bucket for bucket in batch.buckets if not bucket.causal]
+    blocks = [bucket for bucket in buckets if not bucket.causal]
     assert sum(bucket.own_lengths.sum() for bucket in blocks) == 139 + 29
+
+
+def test_a_stretch_goes_on_through_first_children():
+    (batch,) = pack([long_sample([3, 2, 4, 2, 6], [-1, 0, 1, 1, 0])], 100)
+    # A leaf's last token is not computed: 3, 2 and 3 tokens of the first path, then 1 and 5.
+    stretches = Stretches.of(batch)
+    assert stretches.starts.tolist() == [0, 8, 9]
+    assert stretches.lengths.tolist() == [8, 1, 5]
+    assert stretches.parent.tolist() == [-1, 0, 0]
+    assert stretches.before.tolist() == [0, 5, 3]
+    layout = stretch_layout(batch, torch.device("cpu"))
+    assert layout.keys.tolist() == [*range(8), *range(5), 8, *range(3), *range(9, 14)]
+    assert layout.query_ends.tolist() == [0, 8, 9, 14]
+    assert layout.key_ends.tolist() == [0, 8, 14, 22]
 
 
 @settings(max_examples=40, deadline=None)

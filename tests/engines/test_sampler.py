@@ -487,7 +487,7 @@ class Replays(RecordedPasses):
         self.made = []
 
     def _record(self, shelf, inputs, columns):
-        own = inputs.clone()
+        own = inputs.to(shelf.device, copy=True)
         hidden = self._compute(shelf, own, columns).clone()
         graph = Replay(lambda: hidden.copy_(self._compute(shelf, own, columns)))
         self.made.append((shelf.capacity, shelf.num_held, weakref.ref(graph)))

@@ -31,7 +31,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-AttentionName = Literal["graphpo_cached", "graphpo_flat", "graphpo_flex"]
+AttentionName = Literal["graphpo_cached", "graphpo_flat"]
 
 
 class CachedAttention(Protocol):

@@ -1,50 +1,62 @@
 """Attention over one flat row that holds each token once: who attends to whom, computed two ways.
 
-``gathered``: keys and values are gathered for every piece of the row (see ``packing``), and pieces
-of similar length are computed together. ``flex``: one FlexAttention kernel over the whole row,
-whose block mask skips the blocks in which no query sees a key; compiled on a GPU. On a CPU, where
-FlexAttention has no gradient, the same mask is laid out densely.
+Keys and values are gathered for every piece of the row (see ``pieces``). On a GPU that multiplies
+in 16 bits the pieces are the row's stretches, all of them in one FlashAttention kernel; elsewhere
+pieces of similar length are computed together.
 
 Shapes: H query heads, K key/value heads (H = G K), D head dimension, N tokens of a flat row,
-E pieces of a bucket, Q queries, T keys.
+S stretches of a row, E pieces of a bucket, Q queries, T keys.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import (
-    AttentionName,
     check_plain,
     grouped_attention,
     handed_on,
     no_mask,
 )
 from graphpo_agent.engines.local.packing import PackedBatch
+from graphpo_agent.engines.local.pieces import Stretches, cut_into_buckets
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["FlatKind", "FlexLayout", "GatheredLayout", "flat_layout", "interface_name"]
-
-FlatKind = Literal["gathered", "flex"]
-"""How attention over a flat row is computed."""
-
-_BLOCK = 128
-"""Queries and keys of one block of the block mask."""
+__all__ = ["BucketLayout", "StretchLayout", "flat_layout", "stretch_layout"]
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredLayout:
+class StretchLayout:
+    """Who attends to whom in one flat row of N tokens, stretch by stretch.
+
+    The queries of a stretch are its tokens where they are in the row. Its keys are its whole path:
+    a token sees those that come before it there.
+
+    Attributes:
+        keys: positions in the row of the paths of all stretches, one after another.
+        query_ends: [S + 1] int32, the first is 0: where each stretch ends.
+        key_ends: [S + 1] int32 where each path ends among ``keys``.
+        longest_stretch: tokens.
+        longest_path: tokens, the stretch included.
+    """
+
+    keys: Tensor
+    query_ends: Tensor
+    key_ends: Tensor
+    longest_stretch: int
+    longest_path: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
     """Who attends to whom in one flat row of N tokens, bucket by bucket.
 
     Attributes:
@@ -63,44 +75,54 @@ class GatheredLayout:
     order: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class FlexLayout:
-    """The same for the whole row at once.
-
-    Attributes:
-        blocks: FlexAttention's block mask.
-    """
-
-    blocks: BlockMask
-
-    def dense(self, device: torch.device) -> Tensor:
-        """[N, N] whether a query (row) sees a key (column)."""
-        queries = torch.arange(self.blocks.seq_lengths[0], device=device)
-        nothing = torch.zeros((), dtype=torch.int64, device=device)
-        return self.blocks.mask_mod(nothing, nothing, queries[:, None], queries[None])
-
-
-def interface_name(kind: FlatKind) -> AttentionName:
-    """Under which name transformers knows the attention function."""
-    return "graphpo_flat" if kind == "gathered" else "graphpo_flex"
-
-
 def flat_layout(
-    batch: PackedBatch, kind: FlatKind, dtype: torch.dtype, device: torch.device
-) -> GatheredLayout | FlexLayout:
-    """The layout of a row; ``dtype`` is that of queries and keys."""
-    if kind == "flex":
-        return FlexLayout(_block_mask(batch.exits, device))
-    return GatheredLayout(
-        _flat([bucket.queries for bucket in batch.buckets], device),
-        _flat([bucket.keys for bucket in batch.buckets], device),
-        tuple((*bucket.queries.shape, bucket.keys.shape[1]) for bucket in batch.buckets),
+    batch: PackedBatch, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> StretchLayout | BucketLayout:
+    """The layout of a row; ``head_dim`` and ``dtype`` are those of queries and keys."""
+    if _flash_fits(head_dim, dtype, device):
+        return stretch_layout(batch, device)
+    buckets, order = cut_into_buckets(batch)
+    return BucketLayout(
+        _flat([bucket.queries for bucket in buckets], device),
+        _flat([bucket.keys for bucket in buckets], device),
+        tuple((*bucket.queries.shape, bucket.keys.shape[1]) for bucket in buckets),
         tuple(
             None if bucket.causal else _additive(bucket.seen(batch.exits), dtype, device)
-            for bucket in batch.buckets
+            for bucket in buckets
         ),
-        to_device(batch.order, device),
+        to_device(order, device),
     )
+
+
+def _flash_fits(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether FlashAttention is made for such heads, numbers and GPUs (from Ampere on)."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and head_dim % 8 == 0
+        and head_dim <= 256
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def stretch_layout(batch: PackedBatch, device: torch.device) -> StretchLayout:
+    """The paths of a row's stretches."""
+    stretches = Stretches.of(batch)
+    paths = stretches.before + stretches.lengths
+    ends = np.cumsum(paths)
+    keys = np.empty(ends[-1], np.int64)
+    stretches.write_paths(keys, ends - paths, np.arange(len(paths)), paths)
+    return StretchLayout(
+        to_device(keys, device),
+        _ends(np.cumsum(stretches.lengths), device),
+        _ends(ends, device),
+        int(stretches.lengths.max()),
+        int(paths.max()),
+    )
+
+
+def _ends(ends: IntArray, device: torch.device) -> Tensor:
+    return to_device(np.concatenate([[0], ends]).astype(np.int32), device)
 
 
 @torch.compiler.disable
@@ -111,7 +133,7 @@ def gathered_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    flat_layout: GatheredLayout | None = None,
+    flat_layout: StretchLayout | BucketLayout | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attention of every piece of a flat row to the gathered tokens of its path and to itself.
@@ -133,54 +155,51 @@ def gathered_attention(
         ModelError: the layer is more than softmax attention, or no layout reaches it.
     """
     check_plain(extras)
-    flat_layout = handed_on(flat_layout)
+    layout = handed_on(flat_layout)
     # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
     queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-    shapes = flat_layout.shapes
+    if isinstance(layout, StretchLayout):
+        out = _over_stretches(queries, keys, values, layout, scaling)
+    else:
+        out = _over_buckets(queries, keys, values, layout, scaling)
+    return out[None], None
+
+
+def _over_stretches(
+    queries: Tensor, keys: Tensor, values: Tensor, layout: StretchLayout, scaling: float
+) -> Tensor:
+    """[N, H, D]; the kernel aligns queries with the ends of their paths."""
+    return torch.ops.aten._flash_attention_forward(
+        queries,
+        keys.index_select(0, layout.keys),
+        values.index_select(0, layout.keys),
+        layout.query_ends,
+        layout.key_ends,
+        layout.longest_stretch,
+        layout.longest_path,
+        dropout_p=0.0,
+        is_causal=True,
+        return_debug_mask=False,
+        scale=scaling,
+    )[0]
+
+
+def _over_buckets(
+    queries: Tensor, keys: Tensor, values: Tensor, layout: BucketLayout, scaling: float
+) -> Tensor:
+    """[N, H, D]."""
+    shapes = layout.shapes
     outputs = [
         grouped_attention(q, k, v, mask, scaling).transpose(1, 2).flatten(0, 1)
         for q, k, v, mask in zip(
-            _gather(queries, flat_layout.queries, [(e, q) for e, q, _ in shapes]),
-            _gather(keys, flat_layout.keys, [(e, t) for e, _, t in shapes]),
-            _gather(values, flat_layout.keys, [(e, t) for e, _, t in shapes]),
-            flat_layout.masks,
+            _gather(queries, layout.queries, [(e, q) for e, q, _ in shapes]),
+            _gather(keys, layout.keys, [(e, t) for e, _, t in shapes]),
+            _gather(values, layout.keys, [(e, t) for e, _, t in shapes]),
+            layout.masks,
             strict=True,
         )
     ]
-    return torch.cat(outputs).index_select(0, flat_layout.order)[None], None
-
-
-@torch.compiler.disable
-def block_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    flat_layout: FlexLayout | None = None,
-    **extras: Any,
-) -> tuple[Tensor, None]:
-    """Attention of a whole flat row through its block mask; arguments as above."""
-    check_plain(extras)
-    flat_layout = handed_on(flat_layout)
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    # The kernel is made for heads of at least 16 and has no float64.
-    if query.device.type == "cuda" and query.shape[3] >= 16 and query.dtype != torch.float64:
-        out = _compiled_flex_attention()(
-            query, key, value, block_mask=flat_layout.blocks, scale=scaling, enable_gqa=True
-        )
-    else:
-        seen = flat_layout.dense(query.device)
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True
-        )
-    return out.transpose(1, 2), None
-
-
-@cache
-def _compiled_flex_attention() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.cat(outputs).index_select(0, layout.order)
 
 
 def _gather(rows: Tensor, index: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -202,41 +221,5 @@ def _additive(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device)
     return mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)[:, None].to(device)
 
 
-def _block_mask(exits: IntArray, device: torch.device) -> BlockMask:
-    """FlexAttention's mask from the interval in which each token is seen, [j, exits[j])."""
-    num_tokens = len(exits)
-    starts = np.arange(0, num_tokens, _BLOCK)
-    ends = np.minimum(starts + _BLOCK, num_tokens)
-    seen_until = np.maximum.reduceat(exits, starts)
-    seen_by_all_until = np.minimum.reduceat(exits, starts)
-    earlier = np.tri(len(starts), k=-1, dtype=np.bool_)
-    full = earlier & (seen_by_all_until[None] >= ends[:, None])
-    full &= (ends - starts == _BLOCK)[:, None]
-    partial = (earlier & (seen_until[None] > starts[:, None]) & ~full) | np.eye(
-        len(starts), dtype=np.bool_
-    )
-    limits = to_device(exits, device)
-
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < limits[key])
-
-    return BlockMask.from_kv_blocks(
-        *_block_lists(partial, device),
-        *_block_lists(full, device),
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=sees,
-        seq_lengths=(num_tokens, num_tokens),
-    )
-
-
-def _block_lists(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[1, 1, rows] how many key blocks each block of queries has, and [1, 1, rows, …] which."""
-    counts = to_device(chosen.sum(1).astype(np.int32), device)
-    order = np.argsort(~chosen, axis=1, kind="stable").astype(np.int32)
-    return counts[None, None], to_device(order, device)[None, None]
-
-
 AttentionInterface.register("graphpo_flat", gathered_attention)
-AttentionInterface.register("graphpo_flex", block_attention)
 AttentionMaskInterface.register("graphpo_flat", no_mask)
-AttentionMaskInterface.register("graphpo_flex", no_mask)

@@ -17,8 +17,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
-from graphpo_agent.engines.local.flat_attention import flat_layout, interface_name
-from graphpo_agent.engines.local.model import output_head
+from graphpo_agent.engines.local.flat_attention import flat_layout
+from graphpo_agent.engines.local.model import head_dim, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.token_scores import token_scores
@@ -63,8 +63,7 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
     """
     layers = _checkpointed_layers(model) if compute.checkpoint_layers else []
     compiled = _compiled_layers(model) if compute.compile_layers else nullcontext()
-    own_attention = attention(model, interface_name(compute.attention))
-    with own_attention, compiled, sdpa_kernel(_KERNELS):
+    with attention(model, "graphpo_flat"), compiled, sdpa_kernel(_KERNELS):
         # A layer is computed again only in training mode; its parts, dropout among them, stay in
         # evaluation mode.
         for layer in layers:
@@ -96,13 +95,14 @@ def score_tokens(
     """
     device = model.device
     dtype = torch.bfloat16 if compute.autocast else model.dtype
+    layout = flat_layout(batch, head_dim(model.config), dtype, device)
     with torch.autocast(device.type, torch.bfloat16, enabled=compute.autocast):
         hidden_N_d = model.base_model(
             input_ids=to_device(batch.token_ids, device)[None],
             position_ids=to_device(batch.position_ids, device)[None],
             attention_mask=None,
             use_cache=False,
-            flat_layout=flat_layout(batch, compute.attention, dtype, device),
+            flat_layout=layout,
         ).last_hidden_state[0]
         return _score_blocks(output_head(model), hidden_N_d, batch, temperature, entropy_gradient)
 

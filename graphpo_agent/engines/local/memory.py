@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
+from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.options import ComputeOptions
 
 __all__ = [
@@ -173,16 +174,15 @@ def estimate_memory(
 
 
 def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
-    """Bytes saved for the backward pass of one row, masks included.
+    """Bytes saved for the backward pass of one row, masks included where there are any.
 
     A layer saves, per token: of each of its two norms the input, the normed input (both in the
     weights' precision) and the output; queries, keys and values as the kernel takes them; the
     attention's output before and after it is put in order; and four times the feed-forward width.
     """
     stream = 4 * model.hidden * model.itemsize
-    gathered = compute.attention == "gathered"
-    seen = update.path_tokens + update.block_tokens if gathered else 0
-    times = seen / update.block_tokens if gathered else 1.0
+    seen = update.path_tokens + update.block_tokens
+    times = seen / update.block_tokens
     products = 2 * model.hidden + 3 * model.query_width + 4 * model.intermediate
     itemsize = _product_bytes(model, compute)
     layer = stream + int((products + 2 * model.key_width * times) * itemsize)
@@ -192,7 +192,8 @@ def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions
         model.layers * inputs + layer if compute.checkpoint_layers else model.layers * layer
     ) + 3 * inputs
     copies = model.weight_bytes // 2 if compute.autocast else 0
-    return update.max_tokens * (kept + seen * itemsize) + copies
+    masks = 0 if update.device_type == "cuda" and itemsize == 2 else seen * itemsize
+    return update.max_tokens * (kept + masks) + copies
 
 
 def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
@@ -225,16 +226,15 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
     parameters = list(model.parameters())
     itemsize = parameters[0].element_size()
     heads = config.num_attention_heads
-    values = config.to_dict()
-    head_dim = values.get("head_dim") or config.hidden_size // heads
+    size = head_dim(config)
     return ModelSizes(
         weight_bytes=sum(p.nbytes for p in parameters),
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
-        query_width=heads * head_dim,
-        key_width=(values.get("num_key_value_heads") or heads) * head_dim,
+        query_width=heads * size,
+        key_width=(config.to_dict().get("num_key_value_heads") or heads) * size,
         vocabulary=config.vocab_size,
         itemsize=itemsize,
         cast_bytes=sum(

@@ -17,6 +17,7 @@ from graphpo_agent.errors import ModelError, first_line
 __all__ = [
     "check_vocabulary",
     "context_limit",
+    "head_dim",
     "load_model",
     "model_without_weights",
     "output_head",
@@ -133,6 +134,11 @@ def output_head(model: PreTrainedModel) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise ModelError(f"model {model.name_or_path}: no output head; it is not a causal LM")
     return head
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Numbers of one attention head's queries and keys."""
+    return config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
 
 
 def context_limit(config: PretrainedConfig) -> int:

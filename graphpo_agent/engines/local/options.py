@@ -16,14 +16,12 @@ class ComputeOptions:
     Example: ``ComputeOptions(autocast=True, checkpoint_layers=True)``.
 
     Attributes:
-        attention: ``gathered`` or ``flex`` (see ``flat_attention``).
         autocast: products of float32 matrices in bfloat16; log-softmax and loss stay float32.
         checkpoint_layers: keep only the inputs of each layer for the backward pass and compute
             the rest again.
         compile_layers: fuse the small operations of each layer with torch.compile.
     """
 
-    attention: Literal["gathered", "flex"] = "gathered"
     autocast: bool = False
     checkpoint_layers: bool = False
     compile_layers: bool = False

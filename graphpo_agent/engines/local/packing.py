@@ -1,84 +1,22 @@
 """Rollout graphs as flat rows that hold every token once.
 
 Each direct edge is trained once, however many paths run through it (Algorithm 1, stage 4).
-A row is in depth-first order. Its attention is computed in pieces of two kinds:
+A row is in depth-first order. All index building is array arithmetic over whole rows.
 
-* a *run*, consecutive tokens of one path that are at least as long as what comes before them:
-  plain causal attention over the whole path, of which the run's part counts;
-* a *block*, some consecutive tokens of whatever edges. In depth-first order they attend to two
-  things only, the path to the first of them and themselves, through a mask.
-
-Pieces of similar length are computed together as one bucket. All index building is array arithmetic
-over whole rows.
-
-Shapes: N tokens of a row, M trained tokens of a row, E pieces of a bucket, Q queries and T keys of
-a piece.
+Shapes: N tokens of a row, M trained tokens of a row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphpo_agent.engines.local.arrays import ranges
 from graphpo_agent.engines.local.parts import Part, cut, whole
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["Bucket", "PackedBatch", "block_length", "pack"]
-
-_SHORTEST_RUN = 128
-_LENGTH_RATIO = 1.5
-"""Lengths within one bucket differ by at most about this factor."""
-_MAX_BUCKET = 2**22
-"""Pieces times queries times keys of one bucket; bounds its mask and gathered keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Pieces of similar length.
-
-    Example: the block ``[3, 4]`` behind the path ``[0, 1]``, beside the longer ``[5, 6, 7]`` behind
-    ``[0]``, of a row of eight tokens::
-
-        queries      = [[3, 4, 4], [5, 6, 7]]
-        keys         = [[0, 1, 3, 4, 4], [0, 0, 5, 6, 7]]
-        path_lengths = [2, 1]
-        own_lengths  = [2, 3]
-        causal       = False
-
-    Attributes:
-        queries: [E, Q] positions in the row, padded with the piece's last; of runs those of the
-            whole path.
-        keys: [E, T] positions in the row: the path before the piece, then the piece, padded with
-            its last. Of blocks the path is right-aligned, so that all blocks start in one column,
-            and padded with position 0. Of runs the same as ``queries``.
-        path_lengths: [E] tokens of the path before the piece.
-        own_lengths: [E] tokens of the piece.
-        causal: whether these are runs.
-    """
-
-    queries: IntArray
-    keys: IntArray
-    path_lengths: IntArray
-    own_lengths: IntArray
-    causal: bool
-
-    def own(self) -> NDArray[np.bool_]:
-        """[E, Q] which queries are the piece's own."""
-        first = self.path_lengths[:, None] if self.causal else 0
-        columns = np.arange(self.queries.shape[1])
-        return (columns >= first) & (columns < first + self.own_lengths[:, None])
-
-    def seen(self, exits: IntArray) -> NDArray[np.bool_]:
-        """[E, Q, T] whether a query of a block sees a key; ``exits`` is the row's."""
-        queries, keys = self.queries[:, :, None], self.keys[:, None]
-        before = self.keys.shape[1] - self.queries.shape[1]
-        columns = np.arange(self.keys.shape[1])
-        real = columns >= before - self.path_lengths[:, None]
-        real &= columns < before + self.own_lengths[:, None]
-        return (keys <= queries) & (queries < exits[keys]) & real[:, None]
+__all__ = ["PackedBatch", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +26,7 @@ class PackedBatch:
     Attributes:
         token_ids: [N].
         position_ids: [N] place of each token on its path.
-        buckets: who attends to whom; every token is an own query of exactly one bucket.
-        order: [N] place of each token among the queries of all buckets, flattened.
+        previous: [N] where in the row the token before it on its path is; -1 at a prompt's first.
         exits: [N] the row is in depth-first order: token j is on the path of token i if and only
             if ``j <= i < exits[j]``.
         target_ids: [M] the trained tokens; a leaf's last is no part of the row.
@@ -101,8 +38,7 @@ class PackedBatch:
 
     token_ids: IntArray
     position_ids: IntArray
-    buckets: tuple[Bucket, ...]
-    order: IntArray
+    previous: IntArray
     exits: IntArray
     target_ids: IntArray
     predictors: IntArray
@@ -200,12 +136,10 @@ def _pack_row(parts: Sequence[Part], token_ids: IntArray) -> PackedBatch:
     position = forest.starts[node] + within
     predictors = _before(forest, owner, trained - first[owner])
     assert (predictors >= 0).all(), "the first token of a prompt cannot be trained"
-    buckets, order = _buckets(forest, node, position, _before(forest, node, within))
     return PackedBatch(
         token_ids[first[node] + within],
         position,
-        buckets,
-        order,
+        _before(forest, node, within),
         forest.exits[node],
         token_ids[trained],
         predictors,
@@ -218,96 +152,3 @@ def _before(forest: _Forest, node: IntArray, within: IntArray) -> IntArray:
     parent = forest.parent[node]
     last_of_parent = np.where(parent >= 0, forest.enters[parent] + forest.lengths[parent] - 1, -1)
     return np.where(within > 0, forest.enters[node] + within - 1, last_of_parent)
-
-
-def block_length(mean_path: float) -> int:
-    """Tokens of a block, for paths of this many tokens.
-
-    Longer blocks gather fewer keys and mask more products: about a quarter of a path is best.
-    """
-    return int(2 ** np.clip(np.round(np.log2(mean_path / 4.0)), 6, 8))
-
-
-def _buckets(
-    forest: _Forest, node: IntArray, position: IntArray, previous: IntArray
-) -> tuple[tuple[Bucket, ...], IntArray]:
-    """Cut a row into pieces and group them; the last three are [N]."""
-    first, own, causal = _pieces(position, previous)
-    paths = position[first]
-    buckets = []
-    order = np.empty(len(node), np.int64)
-    done = 0
-    for members in _groups(paths, own, causal):
-        bucket = _bucket(
-            forest, node[first[members]], first[members], own[members], bool(causal[members[0]])
-        )
-        buckets.append(bucket)
-        counts = bucket.own()
-        order[bucket.queries[counts]] = done + np.flatnonzero(counts)
-        done += bucket.queries.size
-    return tuple(buckets), order
-
-
-def _pieces(position: IntArray, previous: IntArray) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
-    """Where the pieces of a row start, how many tokens they have, and which are runs."""
-    num_tokens = len(position)
-    starts = np.union1d([0], np.flatnonzero(previous != np.arange(-1, num_tokens - 1)))
-    lengths = np.diff(starts, append=num_tokens)
-    is_run = lengths >= np.maximum(position[starts], _SHORTEST_RUN)
-    # What lies between two runs is one stretch, to be cut into blocks.
-    begins = is_run | np.concatenate([[True], is_run[:-1]])
-    starts, is_run = starts[begins], is_run[begins]
-    lengths = np.diff(starts, append=num_tokens)
-    size = np.where(is_run, lengths, block_length(float(position.mean()) + 1.0))
-    counts = -(-lengths // size)
-    within = ranges(counts) * np.repeat(size, counts)
-    own = np.minimum(np.repeat(size, counts), np.repeat(lengths, counts) - within)
-    return np.repeat(starts, counts) + within, own, np.repeat(is_run, counts)
-
-
-def _groups(paths: IntArray, own: IntArray, causal: NDArray[np.bool_]) -> list[IntArray]:
-    """Pieces of one kind and similar length, within the size of a bucket."""
-    length = np.where(causal, paths + own, paths + own.max())
-    label = np.ceil(np.log(length) / np.log(_LENGTH_RATIO)) + 1000 * causal
-    groups = []
-    for number in np.unique(label):
-        members = np.flatnonzero(label == number)
-        keys = int(length[members].max())
-        queries = keys if causal[members[0]] else int(own[members].max())
-        largest = max(1, _MAX_BUCKET // (queries * keys))
-        groups += [members[i : i + largest] for i in range(0, len(members), largest)]
-    return groups
-
-
-def _bucket(
-    forest: _Forest, node: IntArray, first: IntArray, own: IntArray, causal: bool
-) -> Bucket:
-    """The pieces of ``own`` tokens that start at ``first``, at tokens of ``node``."""
-    paths = forest.starts[node] + first - forest.enters[node]
-    before = _paths(forest, node, paths)
-    columns = np.arange(int(own.max()))
-    queries = first[:, None] + np.minimum(columns, own[:, None] - 1)
-    keys = np.concatenate([before, queries], axis=1)
-    if causal:  # left-aligned: what a row lacks in front is padding behind
-        shift = before.shape[1] - paths[:, None] + np.arange(keys.shape[1])
-        keys = np.take_along_axis(keys, np.minimum(shift, keys.shape[1] - 1), axis=1)
-        longest = int((paths + own).max())
-        queries = keys = np.ascontiguousarray(keys[:, :longest])
-    return Bucket(queries, keys, paths, own, causal)
-
-
-def _paths(forest: _Forest, node: IntArray, lengths: IntArray) -> IntArray:
-    """[E, longest] positions of the ``lengths`` path tokens before some token of ``node``.
-
-    Right-aligned; filled node by node, upwards.
-    """
-    longest = int(lengths.max())
-    before = np.zeros((len(node), longest), np.int64)
-    rows, ends = np.arange(len(node)), lengths
-    while len(rows):
-        own = ends - forest.starts[node]
-        columns = np.repeat(longest - lengths[rows] + forest.starts[node], own) + ranges(own)
-        before[np.repeat(rows, own), columns] = np.repeat(forest.enters[node], own) + ranges(own)
-        ends, node = forest.starts[node], forest.parent[node]
-        rows, ends, node = rows[node >= 0], ends[node >= 0], node[node >= 0]
-    return before

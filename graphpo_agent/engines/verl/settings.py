@@ -59,7 +59,6 @@ def check_settings(config: RunConfig) -> None:
         "log-probabilities after truncation; set update.old_logprobs=recompute": (
             update.old_logprobs == "rollout" and config.sampling.top_p < 1
         ),
-        "update.attention flex is the local engine's own: leave it out": update.attention == "flex",
         "update.compile_layers is the local engine's own: leave it out": update.compile_layers,
         f"{engine.nodes} × {engine.gpus_per_node} GPUs are not divisible by engine.tensor_parallel "
         f"{engine.tensor_parallel}": engine.nodes * engine.gpus_per_node % engine.tensor_parallel

@@ -47,7 +47,6 @@ def config(*overrides: str) -> RunConfig:
             ["update.old_logprobs=rollout", "sampling.top_p=0.9"],
             "set update.old_logprobs=recompute",
         ),
-        (["update.attention=flex"], "update.attention flex"),
         (["update.compile_layers=true"], "update.compile_layers"),
         (["engine.tensor_parallel=4"], "not divisible by engine.tensor_parallel 4"),
         (["engine.max_context_tokens=32"], "leaves no room for a prompt"),
