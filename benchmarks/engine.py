@@ -8,7 +8,7 @@
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
 ``growth``    how time and memory grow with graph, segment, batch and model
 ``profile``   where the time of a training step goes
-``gpu``       update, sampling and a step on a GPU; not a part of ``all`` (about 8 minutes)
+``gpu-...``   update, sampling and step on a GPU; no parts of ``all`` (two to three minutes each)
 
 Every part writes ``engine-<part>.md`` and ``.json`` to ``benchmarks/results/``.
 """
@@ -28,13 +28,14 @@ import torch
 from engine_parts.machine import RESULTS
 
 PARTS = ("update", "sampling", "step", "growth", "profile")
+ON_GPU = ("gpu-update", "gpu-sampling", "gpu-step")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=(*PARTS, "gpu", "all"))
+    parser.add_argument("part", choices=(*PARTS, *ON_GPU, "all"))
     parser.add_argument("--quick", action="store_true", help="smallest settings, to try it out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the results")
     options = parser.parse_args()
@@ -42,7 +43,9 @@ def main() -> None:
     flag = " --quick" if options.quick else ""
     for part in PARTS if options.part == "all" else (options.part,):
         command = f"python benchmarks/engine.py {part}{flag}"
-        import_module(f"engine_parts.{part}").run(options.quick, options.out, command)
+        import_module(f"engine_parts.{part.replace('-', '_')}").run(
+            options.quick, options.out, command
+        )
 
 
 if __name__ == "__main__":

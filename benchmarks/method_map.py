@@ -1,4 +1,4 @@
-"""Every method on the four toy worlds, tuned at equal tokens: a map of where each one wins.
+"""Every method on the toy worlds, tuned at equal tokens: a map of where each one wins.
 
 Builds each world and warm-starts one policy for it. Then ``graphpo compare`` trains every method in
 all its settings (``method_settings.py``) with a tuning seed, and in the best one with fresh seeds.
@@ -7,6 +7,7 @@ raw numbers per world and one map of all worlds to ``benchmarks/results/``.
 
     python benchmarks/method_map.py                      # everything: half a day on 2 cores
     python benchmarks/method_map.py --worlds kb --methods graphpo grpo --seeds 2
+    python benchmarks/method_map.py --worlds trace-large --jobs 8         # on a GPU
 """
 
 import argparse
@@ -32,13 +33,14 @@ from graphpo_agent.report.compare_page import (
 from graphpo_agent.report.compare_stats import Interval, read_comparison
 
 TUNING_SEED = 100
+ON_CPU = [name for name, world in WORLDS.items() if not world.gpu]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=ON_CPU)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
@@ -55,8 +57,7 @@ def measure(world: str, methods: Sequence[str], seeds: int, work: Path, jobs: in
     if "prm" in methods:
         prepare_step_scorer(world, work)
     tried = {name: list(settings(name, WORLDS[world])) for name in methods}
-    scores = tune(world, tried, work, jobs)
-    best = {name: max(tried[name], key=lambda each: scores[each.label]) for name in methods}
+    best = tune(world, tried, work, jobs)
     compare(world, best, seeds, work, jobs)
     write_world(world, best, seeds, work)
     write_map()
@@ -78,8 +79,10 @@ def prepare_step_scorer(world: str, work: Path) -> None:
 
 def tune(
     world: str, tried: Mapping[str, Sequence[Setting]], work: Path, jobs: int
-) -> dict[str, float]:
-    """Mean of the learning curve of every setting, by its label."""
+) -> dict[str, Setting]:
+    """Every method's setting with the highest mean of the learning curve."""
+    if all(len(choices) == 1 for choices in tried.values()):
+        return {name: choices[0] for name, choices in tried.items()}
     out = work / "tuning" / world
     every = [setting for choices in tried.values() for setting in choices]
     files = [write_setting(out / f"{each.label}.yaml", world, each, work) for each in every]
@@ -87,7 +90,10 @@ def tune(
     call(["compare", *arguments(world, work), *comparing(files, seeds, out, jobs)])
     labels = [each.label for each in every]
     found = read_comparison(out, labels, [TUNING_SEED], WORLDS[world].token_budget)
-    return {label: found.summary(label, "curve_accuracy").mean for label in labels}
+    scores = {label: found.summary(label, "curve_accuracy").mean for label in labels}
+    return {
+        name: max(choices, key=lambda each: scores[each.label]) for name, choices in tried.items()
+    }
 
 
 def compare(world: str, best: Mapping[str, Setting], seeds: int, work: Path, jobs: int) -> None:
@@ -122,23 +128,24 @@ def comparing(files: Sequence[Path], seeds: str, out: Path, jobs: int) -> list[s
 
 def arguments(world: str, work: Path) -> list[str]:
     """Configuration and overrides that all methods share in a world."""
-    directory = work / world
+    directory, sizes = work / world, WORLDS[world]
     overrides = [
         "threads=1",
         f"model.path={directory}/policy",
+        *sizes.run,
         f"tasks.heldout={directory}/heldout.jsonl",
         "train.steps=null",
-        f"train.token_budget={WORLDS[world].token_budget}",
+        f"train.token_budget={sizes.token_budget}",
         "train.eval_tasks=400",
-        f"train.eval_every={WORLDS[world].updates // 4}",
-        f"train.checkpoint_every={WORLDS[world].updates // 4}",
+        f"train.eval_every={sizes.updates // 4}",
+        f"train.checkpoint_every={sizes.updates // 4}",
         "train.keep_checkpoints=1",
     ]
-    if world == "kb":
+    if sizes.toy == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={directory}/index")
-    if world == "hops":
+    if sizes.toy == "hops":
         overrides.append(f"mode.tools.search.retriever.corpus={directory}/corpus.jsonl")
-    return [f"configs/toy/{world}.yaml", *overrides]
+    return [f"configs/toy/{sizes.toy}.yaml", *overrides]
 
 
 def write_world(world: str, best: Mapping[str, Setting], seeds: int, work: Path) -> None:
@@ -212,7 +219,7 @@ def _cell(name: str, record: Mapping[str, Any], methods: Mapping[str, Any]) -> s
 
 def _growth(name: str, record: Mapping[str, Any]) -> str:
     world = WORLDS[record["world"]]
-    responses = 8 * world.prompts // record["settings"][name]["prompts"]
+    responses = world.responses * world.prompts // record["settings"][name]["prompts"]
     settings = structure(name, responses, world.steps)
     return ", ".join(f"{key} {_text(value)}" for key, value in settings.items())
 

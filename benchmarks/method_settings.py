@@ -1,12 +1,10 @@
 """What ``method_map.py`` compares: the worlds, the methods and what each method is tuned over."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["METHODS", "WORLDS", "Setting", "World", "settings", "structure"]
-
-LEARNING_RATES = (2e-4, 5e-4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +12,34 @@ class World:
     """A world and what an update costs in it, the same for every method.
 
     Attributes:
+        toy: which of the generated worlds it is.
         sft_steps: of the warm start; they leave something to learn.
         prompts: of an update.
-        tokens: policy tokens of each prompt: eight independent responses and something to spare.
+        tokens: policy tokens of each prompt: its responses and something to spare.
         updates: as many tokens as they cost are generated in a run.
         steps: edges of a typical response.
+        responses: independent ones of each prompt.
+        splits: of the prompts that methods are tuned over: half as many with twice the samples.
+        learning_rates: that they are tuned over.
+        knobs: sizes of the world and of its model, where they are not the usual ones.
+        sft: overrides of the warm start.
+        run: overrides of the run.
+        gpu: the model is too large for a CPU.
     """
 
+    toy: str
     sft_steps: int
     prompts: int
     tokens: int
     updates: int
     steps: int
+    responses: int = 8
+    splits: tuple[int, ...] = (1, 2)
+    learning_rates: tuple[float, ...] = (2e-4, 5e-4)
+    knobs: tuple[str, ...] = ()
+    sft: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+    gpu: bool = False
 
     @property
     def token_budget(self) -> int:
@@ -33,11 +47,45 @@ class World:
         return self.prompts * self.tokens * self.updates
 
 
+_27M = ("hidden_size=512", "num_layers=8", "num_heads=8")
+_ON_GPU = ("model.device=cuda", "model.autocast=true")
+_SFT_27M = (*_ON_GPU, "learning_rate=5.0e-4", "max_tokens_per_batch=16384")
+_RUN_27M = (*_ON_GPU, "update.max_tokens_per_batch=16384")
 WORLDS = {
-    "reach": World(sft_steps=1200, prompts=18, tokens=240, updates=36, steps=4),
-    "kb": World(sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
-    "trace": World(sft_steps=500, prompts=18, tokens=520, updates=32, steps=16),
-    "hops": World(sft_steps=800, prompts=18, tokens=370, updates=36, steps=7),
+    "reach": World("reach", sft_steps=1200, prompts=18, tokens=240, updates=36, steps=4),
+    "kb": World("kb", sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
+    "trace": World("trace", sft_steps=500, prompts=18, tokens=520, updates=32, steps=16),
+    "hops": World("hops", sft_steps=800, prompts=18, tokens=370, updates=36, steps=7),
+    "trace-large": World(
+        "trace",
+        sft_steps=500,
+        prompts=18,
+        tokens=1300,
+        updates=24,
+        steps=20,
+        responses=16,
+        splits=(1,),
+        learning_rates=(6e-5,),
+        knobs=("num_lines=20", "limit=50", *_27M),
+        sft=_SFT_27M,
+        run=(*_RUN_27M, "mode.max_response_tokens=80"),
+        gpu=True,
+    ),
+    "hops-large": World(
+        "hops",
+        sft_steps=500,
+        prompts=18,
+        tokens=900,
+        updates=24,
+        steps=10,
+        responses=16,
+        splits=(1,),
+        learning_rates=(6e-5,),
+        knobs=("hops=7", "max_turns=16", "max_context_tokens=1024", *_27M),
+        sft=_SFT_27M,
+        run=(*_RUN_27M, "mode.max_turns=16", "mode.max_response_tokens=600"),
+        gpu=True,
+    ),
 }
 
 
@@ -108,12 +156,16 @@ class Setting:
 
 
 def settings(method: str, world: World) -> Iterator[Setting]:
-    """What a method is tuned over: twice the samples for half the prompts, and learning rates."""
-    base = Setting(method, world.prompts, 8, world.tokens, 0.0)
-    fewer = replace(base, prompts=world.prompts // 2, responses=16, tokens=2 * world.tokens)
-    for sizes in (base, fewer):
-        for learning_rate in LEARNING_RATES:
-            yield replace(sizes, learning_rate=learning_rate)
+    """What a method is tuned over: prompts against samples of each, and learning rates."""
+    for split in world.splits:
+        for learning_rate in world.learning_rates:
+            yield Setting(
+                method,
+                world.prompts // split,
+                world.responses * split,
+                world.tokens * split,
+                learning_rate,
+            )
 
 
 METHODS = {

@@ -18,18 +18,19 @@ _GRAPHPO = [sys.executable, "-m", "graphpo_agent.cli"]
 
 def prepare(world: str, work: Path) -> None:
     """The world and its policy in ``work/<world>``, once."""
-    directory = work / world
+    directory, sizes = work / world, WORLDS[world]
     if (directory / "policy" / "config.json").exists():
         return
-    call(["data", "toy", world, str(directory), "seed=0"])
+    call(["data", "toy", sizes.toy, str(directory), "seed=0", *sizes.knobs])
     call(
         [
             "sft",
-            f"configs/toy/{world}_sft.yaml",
+            f"configs/toy/{sizes.toy}_sft.yaml",
             f"model.path={directory}/untrained",
             f"demonstrations={directory}/demonstrations.jsonl",
             f"output={directory}/policy",
-            f"steps={WORLDS[world].sft_steps}",
+            f"steps={sizes.sft_steps}",
+            *sizes.sft,
         ]
     )
 

@@ -13,9 +13,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal, NoReturn
+
+import torch
 
 from graphpo_agent.config import RunConfig
 from graphpo_agent.errors import GraphPOError, RunError
@@ -27,8 +30,6 @@ __all__ = ["Told", "train_apart"]
 
 PATIENCE = 20.0
 """Seconds in which interrupted processes clean up."""
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,9 @@ def train_apart(configs: Mapping[str, RunConfig], jobs: int) -> Generator[Told, 
 
 
 def _start(name: str, config: RunConfig, running: dict[Connection, _Running]) -> None:
-    rows, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_train, args=(config, sender))
+    context = _context()
+    rows, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_train, args=(config, sender))
     # Blocked there for good: an interrupt is for the parent, which ends the process.
     allowed = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -96,6 +98,18 @@ def _start(name: str, config: RunConfig, running: dict[Connection, _Running]) ->
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
     sender.close()
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Where processes come from: one that has imported everything, or where there is a GPU none.
+
+    Libraries may touch CUDA when they are imported, and no process forked after that can use it.
+    """
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _receive(rows: Connection, running: dict[Connection, _Running]) -> Told | None:
