@@ -520,6 +520,41 @@ def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenize
         assert (graph() is not None) == (num_held == held[capacity])
 
 
+def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(make_model, tokenizer):
+    def draw(recorded):
+        policy = LocalPolicy(make_model(), tokenizer)
+        policy._recorded = Replays(policy._decode) if recorded else None
+        for seed in range(6):
+            policy.submit(SampleRequest(policy.open([5, 9, 30]), seed, 40), SAMPLING)
+        drawn = dict(policy.advance())
+        computed = []
+        for prompt in ([7] * 5, [8] * 5, [11] * 5):  # one comes after the other
+            policy.submit(SampleRequest(policy.open(prompt), 3, 2), SAMPLING)
+            policy.take_prefilled_tokens()
+            for _ in range(6):
+                drawn.update(policy.advance())
+                computed.append(policy.take_prefilled_tokens())
+        while len(drawn) < 9:
+            drawn.update(policy.advance())
+        return {ticket: one.token_ids for ticket, one in drawn.items()}, computed
+
+    exact, at_once = draw(False)
+    waited, later = draw(True)
+    assert waited == exact
+    assert at_once == [5, 0, 0, 0, 0, 0] * 3
+    assert later == [0, 0, 0, 5, 0, 0] * 3
+
+
+def test_prefixes_do_not_wait_where_most_continuations_wait_for_them(make_model, tokenizer):
+    policy = LocalPolicy(make_model(), tokenizer)
+    policy._recorded = Replays(policy._decode)
+    policy.submit(SampleRequest(policy.open([5, 9]), 0, 40, min_new_tokens=40), SAMPLING)
+    assert not policy.advance() and policy.take_prefilled_tokens() == 2
+    policy.submit(SampleRequest(policy.open([7] * 5), 3, 2), SAMPLING)
+    policy.advance()
+    assert policy.take_prefilled_tokens() == 5
+
+
 def test_weights_are_rounded_once_for_a_rollout_and_given_back(make_model, tokenizer):
     model = make_model(spread=0.02).float()
     own = dict(model.named_parameters())

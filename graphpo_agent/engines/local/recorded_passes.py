@@ -3,7 +3,8 @@
 A pass over one token of every row is hundreds of kernels so small that starting them takes longer
 than running them. It is the same kernels on the same memory every time, as long as a shelf stays
 where it is: recorded once, all of them start together. Rows and columns are padded to powers of
-two, so that a few recordings serve a whole rollout.
+two, so that a few recordings serve a whole rollout. A pass that also computes prefixes is never
+the same and is not recorded: where most continuations run, prefixes wait for every fourth pass.
 
 Shapes: R rows in use, P padded rows, d hidden size.
 """
@@ -26,6 +27,8 @@ DecodingPass = Callable[[Shelf, Tensor, int], Tensor]
 
 _FEWEST_ROWS = 8
 _FEWEST_COLUMNS = 64
+_LONGEST_WAIT = 3
+"""Recorded passes for which prefixes wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,18 @@ class RecordedPasses:
         self._compute = compute
         self._places: dict[int, _Place] = {}
         self._works = True
+        self._waited = 0
+
+    def come_first(self, num_rows: int, num_waiting: int) -> bool:
+        """Whether the next pass leaves the prefixes out that continuations wait for.
+
+        Args:
+            num_rows: continuations that run.
+            num_waiting: those whose prefix is still to be computed.
+        """
+        waits = self._works and num_rows > num_waiting > 0 and self._waited < _LONGEST_WAIT
+        self._waited = self._waited + 1 if waits else 0
+        return waits
 
     def clear(self) -> None:
         """Forget all recordings and free their memory; to be called before the weights move."""

@@ -237,6 +237,8 @@ class LocalPolicy:
         for shelf in shelves:
             shelf.begin()
         running = np.concatenate([np.empty(0, np.int64), *(shelf.members for shelf in shelves)])
+        if self._recorded and self._recorded.come_first(len(running), len(self._starting)):
+            pieces = []
         if not len(running) and not pieces:
             return running, self._head.weight[:0]
         if self._recorded is not None and not pieces:
