@@ -50,7 +50,7 @@ def sample(case: sampling.Case, directory: Path) -> dict[str, Any]:
 
 
 def run(quick: bool, out: Path, command: str) -> None:
-    """Measure and write ``engine-gpu-sampling``."""
+    """Measure and write ``engine-gpu-sampling``, again after every case."""
     result = begin(quick, command)
     result["sampling"] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,9 +60,8 @@ def run(quick: bool, out: Path, command: str) -> None:
         free()
         for case in sampled_cases(quick):
             result["sampling"].append(sample(case, directory))
-            print(result["sampling"][-1], flush=True)
+            write_result("gpu-sampling", result, _page(result), out)
             free()
-    write_result("gpu-sampling", result, _page(result), out)
 
 
 def _page(result: Mapping[str, Any]) -> list[str]:

@@ -109,7 +109,7 @@ def _on_rows(*arguments: Any, **options: Any) -> None:
 
 
 def run(quick: bool, out: Path, command: str) -> None:
-    """Measure and write ``engine-gpu-update``."""
+    """Measure and write ``engine-gpu-update``, again after every case."""
     result = begin(quick, command)
     result["update"] = []
     for name in dict.fromkeys(case.model for case in update_cases(quick)):
@@ -117,10 +117,9 @@ def run(quick: bool, out: Path, command: str) -> None:
         for case in update_cases(quick):
             if case.model == name:
                 result["update"].append(update(case, model))
-                print(result["update"][-1], flush=True)
+                write_result("gpu-update", result, _page(result), out)
         del model
         free()
-    write_result("gpu-update", result, _page(result), out)
 
 
 def _page(result: Mapping[str, Any]) -> list[str]:
