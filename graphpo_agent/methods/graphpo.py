@@ -11,7 +11,7 @@ from graphpo_agent.graph.budget import allocate, branching_at
 from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
+from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.waves import wave
 
@@ -48,7 +48,7 @@ class GraphPO:
     def plan(self, growth: Growth) -> Plan:
         """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
         if growth.memory is _COMPLETE or not len(growth.active):
-            return Plan(onward(growth) or self._refill(growth), memory=_COMPLETE)
+            return self._refill(growth)
         branching, pool = branching_at(self.schedule, growth.layer), growth.memory or 0
         if branching == 1 and not pool:  # nothing to save and nothing to give
             return Plan(onward(growth), memory=pool)
@@ -72,12 +72,15 @@ class GraphPO:
             reallocated=allocation.reallocated,
         )
 
-    def _refill(self, growth: Growth) -> tuple[Branch, ...]:
-        """What the budget still holds once all paths have ended."""
+    def _refill(self, growth: Growth) -> Plan:
+        """What the budget still holds once all paths of the schedule have ended."""
         if self.refill == "prompt":
-            return chains(growth, 0)
+            return steady_chains(growth, 0, _COMPLETE)
+        if len(growth.active):
+            return Plan(onward(growth), _COMPLETE)
         classes = find_classes(growth.graph, self.merging)
-        return wave(growth, classes, graph_credit(growth.graph, classes, self.credit).score)
+        scores = graph_credit(growth.graph, classes, self.credit).score
+        return Plan(wave(growth, classes, scores), _COMPLETE)
 
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]

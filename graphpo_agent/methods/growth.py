@@ -101,9 +101,8 @@ def onward(growth: Growth) -> tuple[Branch, ...]:
 def chains(growth: Growth, wanted: int) -> tuple[Branch, ...]:
     """New chains from the prompt: ``wanted`` in the first layer, then what fills the budget.
 
-    A method whose own structure is complete spends the rest of a prompt's budget on these; without
-    a budget there is no rest. No more are begun at once than can surely be finished within a
-    budget of tokens, but one; the budget cuts the last one.
+    No more are begun at once than can surely be finished within a budget of tokens, but one; the
+    budget cuts the last one.
     """
     left = growth.trajectories_left
     count = wanted if growth.layer == 1 else (left or 0)
@@ -113,17 +112,25 @@ def chains(growth: Growth, wanted: int) -> tuple[Branch, ...]:
     return (Branch(0, count),) if count > 0 else ()
 
 
-def steady_chains(growth: Growth, wanted: int) -> Plan:
+def steady_chains(growth: Growth, wanted: int, memory: Any = None) -> Plan:
     """Chains from the prompt and nothing else, ``wanted`` or as many as a budget of tokens holds.
 
     A budget gives the chains that one after another would: all of them whole but the last. They
     grow together as far as that is sure: a chain goes on, and a new one begins, where the tokens
     that are left suffice for its next edge whatever the chains before it will cost.
+
+    A method whose own structure is complete spends the rest of a prompt's budget on these
+    (``wanted`` 0); without a budget there is no rest.
+
+    Args:
+        growth: whose active states, if any, are of such chains.
+        wanted: how many, where there is no budget of tokens.
+        memory: of the plan.
     """
     left = growth.tokens_left
     if left is None:
         goes_on = growth.layer > 1 and len(growth.active) > 0
-        return Plan(onward(growth) if goes_on else chains(growth, wanted))
+        return Plan(onward(growth) if goes_on else chains(growth, wanted), memory)
     branches: list[Branch] = []
     waiting: list[int] = []
     open_chains = [] if growth.layer == 1 else growth.active.tolist()
@@ -141,4 +148,4 @@ def steady_chains(growth: Growth, wanted: int) -> Plan:
         begun = min(begun, growth.trajectories_left)
     if begun:
         branches.append(Branch(0, begun))
-    return Plan(tuple(branches), waiting=waiting)
+    return Plan(tuple(branches), memory, waiting=waiting)

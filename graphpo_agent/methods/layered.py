@@ -8,7 +8,7 @@ from graphpo_agent.graph.advantages import node_scores, own_counts
 from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
+from graphpo_agent.methods.growth import Branch, Growth, Plan, steady_chains
 
 __all__ = ["layer_plan", "nested_means"]
 
@@ -19,9 +19,8 @@ def layer_plan(growth: Growth, schedule: Sequence[int]) -> Plan:
     When all paths have ended, the rest of a budget goes to plain chains from the prompt. The
     plan's memory says whether these have begun.
     """
-    complete = bool(growth.memory) or not len(growth.active)
-    if complete:
-        return Plan(onward(growth) or chains(growth, 0), memory=True)
+    if growth.memory or not len(growth.active):
+        return steady_chains(growth, 0, memory=True)
     count = branching_at(schedule, growth.layer)
     return Plan(tuple(Branch(v, count) for v in growth.active.tolist()))
 

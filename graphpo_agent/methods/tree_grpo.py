@@ -11,7 +11,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
+from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.grpo import GroupOfOne, group_advantages
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
@@ -71,14 +71,14 @@ class TreeGrpo:
     def plan(self, growth: Growth) -> Plan:
         """The trunks, then a round of expansions whenever all paths have ended.
 
-        The plan's memory is the number of rounds so far.
+        The plan's memory is the number of rounds so far, what fills a budget counted as one.
         """
         if growth.layer == 1:
             return Plan((Branch(0, self.trees),), memory=0)
-        if len(growth.active):
+        if len(growth.active) and growth.memory <= self.rounds:
             return Plan(onward(growth), memory=growth.memory)
-        if growth.memory == self.rounds:
-            return Plan(chains(growth, 0), memory=growth.memory)
+        if growth.memory >= self.rounds:
+            return steady_chains(growth, 0, memory=self.rounds + 1)
         return Plan(self._expand(growth), memory=growth.memory + 1)
 
     def _expand(self, growth: Growth) -> list[Branch]:

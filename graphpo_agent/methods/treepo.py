@@ -11,7 +11,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.advantages import own_counts
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, chains
+from graphpo_agent.methods.growth import Branch, Growth, Plan, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
@@ -64,9 +64,14 @@ class TreePO:
                 raise ConfigError(f"treepo: {name} is {number}, want at least 1")
 
     def plan(self, growth: Growth) -> Plan:
-        """Divide the width that is left among the active paths, or fall back."""
+        """Divide the width that is left among the active paths, or fall back.
+
+        The memory says whether the width is reached and the rest of a budget is being filled.
+        """
         if growth.layer == 1:
             return Plan((Branch(0, min(self.divergence, self.width)),))
+        if growth.memory:
+            return steady_chains(growth, 0, memory=True)
         active = growth.active.tolist()
         room = self.width - (len(growth.graph.leaves) - len(active))
         if active:
@@ -74,7 +79,7 @@ class TreePO:
             each, rest = divmod(max(len(active), min(room, wanted)), len(active))
             counts = [each] * (len(active) - 1) + [each + rest]
             return Plan(tuple(Branch(v, n) for v, n in zip(active, counts, strict=True)))
-        return Plan(self._fall_back(growth, room) if room > 0 else chains(growth, 0))
+        return Plan(self._fall_back(growth, room)) if room > 0 else steady_chains(growth, 0, True)
 
     def _fall_back(self, growth: Growth, room: int) -> list[Branch]:
         """From earlier states of finished paths, in random order, until the width is reached."""

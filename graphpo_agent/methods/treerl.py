@@ -15,7 +15,7 @@ from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
+from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 
 __all__ = ["TreeRL"]
@@ -91,17 +91,17 @@ class TreeRL:
     def plan(self, growth: Growth) -> Plan:
         """The trunks, then round after round of forks, each grown to its end.
 
-        The memory counts the rounds.
+        The memory counts the rounds, what fills a budget as one more.
         """
         if growth.layer == 1:
             return Plan((Branch(0, self.trees),), memory=0)
-        if len(growth.active):
+        if len(growth.active) and growth.memory <= self.rounds:
             return Plan(onward(growth), memory=growth.memory)
         if growth.memory < self.rounds:
             forks = self._forks(growth)
             if forks:
                 return Plan(forks * self.copies, memory=growth.memory + 1)
-        return Plan(chains(growth, 0), memory=self.rounds)
+        return steady_chains(growth, 0, memory=self.rounds + 1)
 
     def _forks(self, growth: Growth) -> tuple[Branch, ...]:
         """One continuation of each place to fork, tree by tree."""

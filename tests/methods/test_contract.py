@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -85,6 +86,21 @@ def test_every_prompt_has_the_same_trajectories_whatever_the_method(
             assert len(rollout.graph.leaves) == trajectories
             ends = [rollout.statuses[v] for v in rollout.graph.leaves.tolist()]
             assert set(ends) <= {"answered", "out_of_turns"}  # none is left open
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - {"waves", "spo_chain"}))
+def test_what_a_structure_leaves_goes_to_whole_chains_that_grow_together(name: str) -> None:
+    structures = [rollout.graph.num_nodes for rollout in grown(ALL[name])]
+    tokens = max(structures) + 40
+    for first, rollout in zip(structures, grown(ALL[name], Budget(tokens=tokens)), strict=True):
+        graph = rollout.graph
+        if name in ("grpo", "dapo", "prm", "pros"):
+            first = 1  # nothing but such chains
+        assert (graph.num_children[first:] <= 1).all()
+        chains = sorted(graph.path(v) for v in graph.leaves.tolist() if v >= first)
+        assert len(chains) > 2 and all(graph.parent[chain[0]] == 0 for chain in chains)
+        assert graph.terminal[[chain[-1] for chain in chains[:-1]]].all()
+        assert any(after[0] < before[-1] for before, after in pairwise(chains))
 
 
 def times_trained(rollout: Rollout, method: Method) -> tuple[Counter[int], Counter[int]]:
