@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from graphpo_agent.data.jsonl import checked_row, parse_json, read_rows
-from graphpo_agent.errors import DataError
+from graphpo_agent.errors import DataError, first_line
 
 __all__ = ["Row", "read_data_file"]
 
@@ -88,7 +88,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
     except OSError as error:
         raise _unreadable(path, error) from error
     except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise DataError(f"{path}: not a readable parquet file ({reason})") from error
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.model import output_head
-from graphpo_agent.errors import ConfigError, RunError
+from graphpo_agent.errors import ConfigError, RunError, first_line
 
 __all__ = [
     "LoraOptions",
@@ -74,7 +74,7 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
     try:
         model.add_adapter(config)
     except ValueError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(f"model.lora does not fit {model.name_or_path}: {reason}") from error
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -151,7 +151,7 @@ def read_adapters(directory: Path, model: PreTrainedModel) -> None:
     try:
         result = set_peft_model_state_dict(model, load_file(path))
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise RunError(f"checkpoint {directory} belongs to another model: {reason}") from error
     missing = [name for name in result.missing_keys if ".lora_" in name]
     if missing or result.unexpected_keys:

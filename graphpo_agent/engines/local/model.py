@@ -74,7 +74,7 @@ def usable_device(name: str) -> torch.device:
     try:
         device = torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ModelError(f"device {name!r} cannot be used: {reason}") from error
     if device.type == "meta":
         raise ModelError(f"device {name!r} cannot be used: it holds no numbers")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from graphpo_agent.engines.local.cache import Shelf
+from graphpo_agent.errors import first_line
 from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["RecordedPasses"]
@@ -125,8 +126,7 @@ class RecordedPasses:
             raise
         except RuntimeError as error:
             warnings.warn(
-                "the passes of the sampler are not recorded and run slower: "
-                + str(error).split("\n")[0],
+                "the passes of the sampler are not recorded and run slower: " + first_line(error),
                 stacklevel=2,
             )
             self._works = False

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
+from graphpo_agent.errors import first_line
+
 __all__ = ["token_scores"]
 
 _AT_ONCE = 2**18
@@ -111,8 +113,7 @@ class _Fused:
             return self._call(*args)
         except TorchDynamoException as error:
             warnings.warn(
-                "the scores of tokens are computed without fused kernels: "
-                + str(error).split("\n")[0],
+                "the scores of tokens are computed without fused kernels: " + first_line(error),
                 stacklevel=2,
             )
             self._call = self._plain
