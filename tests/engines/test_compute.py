@@ -134,9 +134,9 @@ def test_flash_attention_is_for_16_bits_and_heads_that_it_knows(monkeypatch):
     def fits(head_dim, dtype, device="cuda"):
         return flat_attention._flash_fits(head_dim, dtype, torch.device(device))
 
-    assert fits(64, torch.bfloat16) and fits(256, torch.float16)
+    assert fits(64, torch.bfloat16) and fits(192, torch.float16)
     assert not fits(64, torch.float32) and not fits(64, torch.bfloat16, "cpu")
-    assert not fits(12, torch.bfloat16) and not fits(264, torch.bfloat16)
+    assert not fits(12, torch.bfloat16) and not fits(256, torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not fits(64, torch.bfloat16)
 

@@ -95,12 +95,15 @@ def flat_layout(
 
 
 def _flash_fits(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether FlashAttention is made for such heads, numbers and GPUs (from Ampere on)."""
+    """Whether FlashAttention is made for such heads, numbers and GPUs (from Ampere on).
+
+    Larger heads have a backward pass on some of these GPUs only.
+    """
     return (
         device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
         and head_dim % 8 == 0
-        and head_dim <= 256
+        and head_dim <= 192
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 

@@ -47,7 +47,7 @@ class Stretches:
         starts: [S] where in the row each begins.
         lengths: [S] tokens of each.
         parent: [S] the stretch that holds the token before it; -1 where a prompt begins.
-        before: [S] path tokens before it; of its parent's those that are on its path come first.
+        before: [S] path tokens before it.
     """
 
     starts: IntArray
