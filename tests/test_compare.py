@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from graphpo_agent import compare
@@ -93,6 +95,25 @@ def test_a_run_is_the_one_that_train_would_do(compared: Path, reach: Path, tmp_p
     assert without_times(tmp_path / "run") == without_times(
         compared / "runs/grpo/as_released/seed-1"
     )
+
+
+def test_where_there_is_a_gpu_processes_begin_afresh_and_do_the_same(
+    compared: Path, reach: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    begun: list[SpawnProcess] = []
+    start = SpawnProcess.start
+
+    def starting(process: SpawnProcess) -> None:
+        begun.append(process)
+        start(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", starting)
+    words = arguments(reach, tmp_path / "out", methods=["grpo/as_released"])
+    assert main([*words, "--seeds", "1-1"]) == 0
+    assert len(begun) == 1
+    run = "runs/grpo/as_released/seed-1"
+    assert without_times(tmp_path / "out" / run) == without_times(compared / run)
 
 
 def test_the_numbers_are_those_of_the_runs(compared: Path) -> None:
