@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 __all__ = ["METHODS", "WORLDS", "Setting", "World", "settings", "structure"]
@@ -51,40 +52,36 @@ _27M = ("hidden_size=512", "num_layers=8", "num_heads=8")
 _ON_GPU = ("model.device=cuda", "model.autocast=true")
 _SFT_27M = (*_ON_GPU, "learning_rate=5.0e-4", "max_tokens_per_batch=16384")
 _RUN_27M = (*_ON_GPU, "update.max_tokens_per_batch=16384")
+_large = partial(
+    World,
+    sft_steps=500,
+    prompts=18,
+    responses=16,
+    splits=(1,),
+    learning_rates=(6e-5,),
+    sft=_SFT_27M,
+    gpu=True,
+)
 WORLDS = {
     "reach": World("reach", sft_steps=1200, prompts=18, tokens=240, updates=36, steps=4),
     "kb": World("kb", sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
     "trace": World("trace", sft_steps=500, prompts=18, tokens=520, updates=32, steps=16),
     "hops": World("hops", sft_steps=800, prompts=18, tokens=370, updates=36, steps=7),
-    "reach-large": World(
+    "reach-large": _large(
         "reach",
-        sft_steps=500,
-        prompts=18,
         tokens=400,
         updates=48,
         steps=6,
-        responses=16,
-        splits=(1,),
-        learning_rates=(6e-5,),
         knobs=("min_distance=5", "max_distance=7", "num_train=2000", "num_heldout=200", *_27M),
-        sft=_SFT_27M,
         run=(*_RUN_27M, "mode.max_response_tokens=24"),
-        gpu=True,
     ),
-    "trace-large": World(
+    "trace-large": _large(
         "trace",
-        sft_steps=500,
-        prompts=18,
         tokens=1560,
         updates=96,
         steps=24,
-        responses=16,
-        splits=(1,),
-        learning_rates=(6e-5,),
         knobs=("num_lines=24", *_27M),
-        sft=_SFT_27M,
         run=(*_RUN_27M, "mode.max_response_tokens=96"),
-        gpu=True,
     ),
 }
 
