@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from graphpo_agent.engines.local.flat_attention import stretch_layout
 from graphpo_agent.engines.local.pieces import cut_into_buckets
+from graphpo_agent.engines.local.stretch_attention import stretch_layout
 from graphpo_agent.graph.samples import TrainingSample
 
 
@@ -103,6 +103,12 @@ def pairs(ends):
     return list(itertools.pairwise(ends.tolist()))
 
 
+def use_slow_flash_attention(monkeypatch):
+    """In the place of the kernel, which there is none of on a CPU."""
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", slow_flash_attention)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", slow_flash_attention_backward)
+
+
 def slow_flash_attention(
     queries,
     keys,
@@ -129,4 +135,16 @@ def slow_flash_attention(
         k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
         weights = (scale * q @ k.transpose(1, 2)).masked_fill(hidden, -torch.inf).softmax(-1)
         parts.append((weights @ v).transpose(0, 1))
-    return (torch.cat(parts),)
+    nothing = torch.empty(0)
+    return torch.cat(parts), nothing, nothing, nothing, nothing
+
+
+def slow_flash_attention_backward(
+    gradient, queries, keys, values, out, logsumexp, *sizes, rng_state, unused, **options
+):
+    """The gradients of ``slow_flash_attention``."""
+    inputs = [x.detach().requires_grad_() for x in (queries, keys, values)]
+    with torch.enable_grad():
+        found, *_ = slow_flash_attention(*inputs, *sizes, **options, return_debug_mask=False)
+    assert torch.equal(found, out)
+    return torch.autograd.grad(found, inputs, gradient)

@@ -18,7 +18,7 @@ from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import SampleRequest, SamplingParams
-from tests.engines.graphs import random_sample, slow_flash_attention
+from tests.engines.graphs import random_sample, use_slow_flash_attention
 from tests.engines.test_gradient import SAMPLES, compare, norm_in_full_precision
 
 UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, seed=5)
@@ -112,7 +112,7 @@ def test_stretches_give_the_scores_and_gradients_of_buckets(make_model, monkeypa
         model = model.float()
     (batch,) = pack([random_sample(0, 30), random_sample(1, 12)], 10_000)
     if not on_gpu:
-        monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", slow_flash_attention)
+        use_slow_flash_attention(monkeypatch)
     found = []
     for stretches in (False, True):
         monkeypatch.setattr(flat_attention, "_flash_fits", lambda *_, fits=stretches: fits)

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
+from graphpo_agent.engines.local import flat_attention
 from graphpo_agent.engines.local.cache import KVPool
 from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
@@ -26,10 +27,12 @@ from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.local.stretch_attention import stretch_layout
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.memory import memory_of
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
+from tests.engines.graphs import use_slow_flash_attention
 from tests.worlds import run_arguments
 
 GIB = 2**30
@@ -114,6 +117,22 @@ def test_activations_are_within_a_third_of_what_is_saved(
     logprobs = len(batch.target_ids) * 500 * 4
     measured = saved_bytes(model, batch, compute) - logprobs
     assert 0.75 < estimate.activations / measured < 1.33
+
+
+def test_where_a_kernel_takes_whole_paths_they_are_not_saved(monkeypatch):
+    use_slow_flash_attention(monkeypatch)
+    monkeypatch.setattr(flat_attention, "_flash_fits", lambda *_: True)
+    compute = ComputeOptions(autocast=True)
+    model = make("qwen2", 128, 6, 8, 8)
+    for prompt in (48, 480):
+        (batch,) = pack([tree_sample((3, 3, 2), 16, prompt)], 10_000)
+        sizes = replace(sizes_of(batch), device_type="cuda")
+        estimate = estimate_memory(model_sizes(model), sizes, compute).activations
+        logprobs = len(batch.target_ids) * 500 * 4
+        paths = stretch_layout(batch, model.device).keys
+        of_one_layer = 12 * len(paths) * 128  # gathered, their gradients, and these in float32
+        measured = saved_bytes(model, batch, compute) - logprobs + of_one_layer
+        assert 0.75 < estimate / measured < 1.33
 
 
 def test_checkpointing_saves_a_layers_input_only():

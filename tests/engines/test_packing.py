@@ -14,11 +14,11 @@ from transformers import (
 
 from graphpo_agent.engines.local import forward
 from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
-from graphpo_agent.engines.local.flat_attention import stretch_layout
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.pieces import Stretches, cut_into_buckets
+from graphpo_agent.engines.local.stretch_attention import stretch_layout
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 from tests.engines.graphs import (

@@ -5,7 +5,7 @@ in 16 bits the pieces are the row's stretches, all of them in one FlashAttention
 pieces of similar length are computed together.
 
 Shapes: H query heads, K key/value heads (H = G K), D head dimension, N tokens of a flat row,
-S stretches of a row, E pieces of a bucket, Q queries, T keys.
+E pieces of a bucket, Q queries, T keys.
 """
 
 from collections.abc import Sequence
@@ -27,32 +27,15 @@ from graphpo_agent.engines.local.attention import (
     no_mask,
 )
 from graphpo_agent.engines.local.packing import PackedBatch
-from graphpo_agent.engines.local.pieces import Stretches, cut_into_buckets
+from graphpo_agent.engines.local.pieces import cut_into_buckets
+from graphpo_agent.engines.local.stretch_attention import (
+    StretchLayout,
+    over_stretches,
+    stretch_layout,
+)
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["BucketLayout", "StretchLayout", "flat_layout", "stretch_layout"]
-
-
-@dataclass(frozen=True, slots=True)
-class StretchLayout:
-    """Who attends to whom in one flat row of N tokens, stretch by stretch.
-
-    The queries of a stretch are its tokens where they are in the row. Its keys are its whole path:
-    a token sees those that come before it there.
-
-    Attributes:
-        keys: positions in the row of the paths of all stretches, one after another.
-        query_ends: [S + 1] int32, the first is 0: where each stretch ends.
-        key_ends: [S + 1] int32 where each path ends among ``keys``.
-        longest_stretch: tokens.
-        longest_path: tokens, the stretch included.
-    """
-
-    keys: Tensor
-    query_ends: Tensor
-    key_ends: Tensor
-    longest_stretch: int
-    longest_path: int
+__all__ = ["BucketLayout", "flat_layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +91,6 @@ def _flash_fits(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool
     )
 
 
-def stretch_layout(batch: PackedBatch, device: torch.device) -> StretchLayout:
-    """The paths of a row's stretches."""
-    stretches = Stretches.of(batch)
-    paths = stretches.before + stretches.lengths
-    ends = np.cumsum(paths)
-    keys = np.empty(ends[-1], np.int64)
-    stretches.write_paths(keys, ends - paths, np.arange(len(paths)), paths)
-    return StretchLayout(
-        to_device(keys, device),
-        _ends(np.cumsum(stretches.lengths), device),
-        _ends(ends, device),
-        int(stretches.lengths.max()),
-        int(paths.max()),
-    )
-
-
-def _ends(ends: IntArray, device: torch.device) -> Tensor:
-    return to_device(np.concatenate([[0], ends]).astype(np.int32), device)
-
-
 @torch.compiler.disable
 def gathered_attention(
     module: nn.Module,
@@ -162,29 +125,10 @@ def gathered_attention(
     # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
     queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if isinstance(layout, StretchLayout):
-        out = _over_stretches(queries, keys, values, layout, scaling)
+        out = over_stretches(queries, keys, values, layout, scaling)
     else:
         out = _over_buckets(queries, keys, values, layout, scaling)
     return out[None], None
-
-
-def _over_stretches(
-    queries: Tensor, keys: Tensor, values: Tensor, layout: StretchLayout, scaling: float
-) -> Tensor:
-    """[N, H, D]; the kernel aligns queries with the ends of their paths."""
-    return torch.ops.aten._flash_attention_forward(
-        queries,
-        keys.index_select(0, layout.keys),
-        values.index_select(0, layout.keys),
-        layout.query_ends,
-        layout.key_ends,
-        layout.longest_stretch,
-        layout.longest_path,
-        dropout_p=0.0,
-        is_causal=True,
-        return_debug_mask=False,
-        scale=scaling,
-    )[0]
 
 
 def _over_buckets(

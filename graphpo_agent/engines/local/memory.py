@@ -174,26 +174,32 @@ def estimate_memory(
 
 
 def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
-    """Bytes saved for the backward pass of one row, masks included where there are any.
+    """Bytes saved for the backward pass of one row, and masks or what is gathered for a layer.
 
     A layer saves, per token: of each of its two norms the input, the normed input (both in the
     weights' precision) and the output; queries, keys and values as the kernel takes them; the
     attention's output before and after it is put in order; and four times the feed-forward width.
+    Keys and values are saved as often as they are gathered; on a GPU in 16 bits once, as they are
+    gathered again in the backward pass.
     """
     stream = 4 * model.hidden * model.itemsize
     seen = update.path_tokens + update.block_tokens
-    times = seen / update.block_tokens
-    products = 2 * model.hidden + 3 * model.query_width + 4 * model.intermediate
     itemsize = _product_bytes(model, compute)
-    layer = stream + int((products + 2 * model.key_width * times) * itemsize)
-    layer += model.cast_bytes // model.layers
+    gathered = model.key_width * seen / update.block_tokens
+    in_kernel = update.device_type == "cuda" and itemsize == 2
+    products = 2 * model.hidden + 3 * model.query_width + 4 * model.intermediate
+    products += 2 * (model.key_width if in_kernel else gathered)
+    layer = stream + int(products * itemsize) + model.cast_bytes // model.layers
     inputs = model.hidden * model.itemsize
     kept = (
         model.layers * inputs + layer if compute.checkpoint_layers else model.layers * layer
     ) + 3 * inputs
+    if in_kernel:  # of one layer at a time: gathered, their gradients, and these in float32
+        kept += int(gathered * (4 * itemsize + _MASTER_BYTES))
+    else:
+        kept += seen * itemsize  # masks
     copies = model.weight_bytes // 2 if compute.autocast else 0
-    masks = 0 if update.device_type == "cuda" and itemsize == 2 else seen * itemsize
-    return update.max_tokens * (kept + masks) + copies
+    return update.max_tokens * kept + copies
 
 
 def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
