@@ -44,6 +44,9 @@ PREFIXES = "prefixes.json"
 """What PROS's pool knows, beside the weights of a checkpoint."""
 GREEDY = SamplingParams(temperature=0.0)
 
+Signal = list[tuple[Rollout, Credit]]
+"""Graphs that have an advantage somewhere, beside their credit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -124,11 +127,6 @@ def train(
         console: where progress is shown.
         resume: continue from the newest checkpoint, bit for bit.
     """
-    engine, heldout = setup.engine, setup.heldout
-
-    def held_out(how: SamplingParams, samples: int) -> Evaluation:
-        return evaluate(setup.grower, engine.policy, heldout, samples, how, config.seed)[0]
-
     # Rollouts make many objects and no cycles: looking for garbage in them takes time.
     gc.freeze()
     gc.set_threshold(100_000)
@@ -139,51 +137,69 @@ def train(
         progress = run.rewind(checkpoint)
     started = time.monotonic() - progress.seconds
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
-    before = held_out(setup.sampling, config.train.eval_samples) if heldout and not resume else None
-    if before is not None:
-        row = {"step": 0, "progress": 0.0} | _evaluated(before, held_out(GREEDY, 1))
+    before = None
+    if setup.heldout and not resume:
+        before, metrics = _evaluate(config, setup, greedy=True)
+        row = {"step": 0, "progress": 0.0} | metrics
         run.log_metrics(row)
         console.step(row)
 
     after = before
-    while (fraction := _progress(config, progress)) < 1.0:
-        step = progress.step + 1
-        began = time.monotonic()
-        engine.policy.take_prefilled_tokens()  # those of an evaluation
-        counted = setup.grower.counts
-        rollouts, signal = _collect(config, setup, stream, step)
-        grown = time.monotonic()
-        samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
-        updated = engine.update(samples, step) if samples else {}
-        ended = time.monotonic()
-
-        generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
-        progress = Progress(
-            step, stream.position, progress.generated_tokens + generated, ended - started
-        )
-        fraction = _progress(config, progress)
-        row = {"step": step, "progress": fraction} | rollout_metrics(rollouts)
-        row |= credit_metrics([credit for _, credit in signal]) if signal else {}
-        row |= updated
-        row["tokens/prefill_computed"] = engine.policy.take_prefilled_tokens()
-        row |= {name: n - counted[name] for name, n in setup.grower.counts.items()}
-        row["tokens/total"] = progress.generated_tokens
-        row["tokens/per_second"] = generated / (ended - began)
-        row |= {"time/rollout": grown - began, "time/update": ended - grown}
-        if heldout and (step % config.train.eval_every == 0 or fraction >= 1.0):
-            after = held_out(setup.sampling, config.train.eval_samples)
-            row |= _evaluated(after, held_out(GREEDY, 1) if fraction >= 1.0 else None)
-            row["time/eval"] = time.monotonic() - ended
+    over = _fraction(config, progress) >= 1.0
+    while not over:
+        progress, row, signal = _step(config, setup, stream, progress, started)
+        over = _fraction(config, progress) >= 1.0
+        if setup.heldout and (over or progress.step % config.train.eval_every == 0):
+            after, metrics = _evaluate(config, setup, greedy=over)
+            row |= metrics
+            row["time/eval"] = time.monotonic() - started - progress.seconds  # since the update
         row["time/seconds"] = time.monotonic() - started
         run.log_metrics(row)
         if signal:
-            rollout, credit = max(signal, key=lambda pair: pair[0].graph.num_nodes)
-            named = replace(rollout.graph, id=f"step-{step}/{rollout.task.id}")
-            run.log_graph(graph_to_json(named, credit.classes))
-        if step % config.train.checkpoint_every == 0 or fraction >= 1.0:
+            run.log_graph(_largest(signal, progress.step))
+        if over or progress.step % config.train.checkpoint_every == 0:
             run.save_checkpoint(progress, config.train.keep_checkpoints, setup.save)
         console.step(row)
     return TrainResult(before, after, progress)
+
+
+def _step(
+    config: RunConfig, setup: Setup, stream: TaskStream, progress: Progress, started: float
+) -> tuple[Progress, dict[str, float], Signal]:
+    """Grow graphs, credit them and update.
+
+    Args:
+        config: the run.
+        setup: whose engine learns.
+        stream: where the tasks come from.
+        progress: before the step.
+        started: when the run would have begun, had it never been interrupted.
+
+    Returns:
+        The progress after the step, its metrics, and the graphs with signal beside their credit.
+    """
+    policy, step = setup.engine.policy, progress.step + 1
+    began = time.monotonic()
+    policy.take_prefilled_tokens()  # those of an evaluation
+    counted = setup.grower.counts
+    rollouts, signal = _collect(config, setup, stream, step)
+    grown = time.monotonic()
+    samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
+    updated = setup.engine.update(samples, step) if samples else {}
+    ended = time.monotonic()
+
+    generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
+    total = progress.generated_tokens + generated
+    progress = Progress(step, stream.position, total, ended - started)
+    row = {"step": step, "progress": _fraction(config, progress)} | rollout_metrics(rollouts)
+    row |= credit_metrics([credit for _, credit in signal]) if signal else {}
+    row |= updated
+    row["tokens/prefill_computed"] = policy.take_prefilled_tokens()
+    row |= {name: n - counted[name] for name, n in setup.grower.counts.items()}
+    row["tokens/total"] = total
+    row["tokens/per_second"] = generated / (ended - began)
+    row |= {"time/rollout": grown - began, "time/update": ended - grown}
+    return progress, row, signal
 
 
 def _collect(
@@ -191,7 +207,7 @@ def _collect(
     setup: Setup,
     stream: TaskStream,
     step: int,
-) -> tuple[list[Rollout], list[tuple[Rollout, Credit]]]:
+) -> tuple[list[Rollout], Signal]:
     """Grow until enough graphs have an advantage somewhere, or ``max_resample`` rounds are over.
 
     Returns:
@@ -199,7 +215,7 @@ def _collect(
     """
     wanted = config.train.prompts_per_step
     grown: list[Rollout] = []
-    signal: list[tuple[Rollout, Credit]] = []
+    signal: Signal = []
     starts: dict[str, Prefix] = {}
     for _ in range(config.train.max_resample + 1):
         seen = frozenset(rollout.task.id for rollout in grown)
@@ -244,7 +260,14 @@ def _grown(rollout: Rollout, starts: Mapping[str, Prefix], expander: Expander) -
     return Grown(rollout.task, start, rollout.graph, lambda v: expander.recall(states[v]))
 
 
-def _progress(config: RunConfig, progress: Progress) -> float:
+def _largest(signal: Signal, step: int) -> str:
+    """The graph that a step shows, of those with signal, in one line."""
+    rollout, credit = max(signal, key=lambda pair: pair[0].graph.num_nodes)
+    named = replace(rollout.graph, id=f"step-{step}/{rollout.task.id}")
+    return graph_to_json(named, credit.classes)
+
+
+def _fraction(config: RunConfig, progress: Progress) -> float:
     """Share of the run that is done, by steps or by tokens, whichever ends it first."""
     by_steps = progress.step / config.train.steps if config.train.steps else 0.0
     budget = config.train.token_budget
@@ -252,8 +275,20 @@ def _progress(config: RunConfig, progress: Progress) -> float:
     return max(by_steps, by_tokens)
 
 
-def _evaluated(sampled: Evaluation, greedy: Evaluation | None) -> dict[str, float]:
-    """Metrics; without an accuracy where outages left no trajectory to judge."""
+def _evaluate(
+    config: RunConfig, setup: Setup, *, greedy: bool
+) -> tuple[Evaluation, dict[str, float]]:
+    """How the policy does on the held-out tasks, sampling as in training, and its metrics.
+
+    Without an accuracy where outages left no trajectory to judge; ``greedy`` adds that of greedy
+    decoding.
+    """
+
+    def held_out(how: SamplingParams, samples: int) -> Evaluation:
+        policy = setup.engine.policy
+        return evaluate(setup.grower, policy, setup.heldout, samples, how, config.seed)[0]
+
+    sampled = held_out(setup.sampling, config.train.eval_samples)
     row = {
         "eval/accuracy": sampled.accuracy,
         "eval/standard_error": sampled.standard_error,
@@ -261,7 +296,8 @@ def _evaluated(sampled: Evaluation, greedy: Evaluation | None) -> dict[str, floa
         "eval/turns": sampled.turns,
         "eval/outages": sampled.num_dropped,
     }
-    if greedy is not None:
-        row |= {"eval/greedy_accuracy": greedy.accuracy}
-        row["eval/outages"] += greedy.num_dropped
-    return {name: value for name, value in row.items() if math.isfinite(value)}
+    if greedy:
+        best = held_out(GREEDY, 1)
+        row["eval/greedy_accuracy"] = best.accuracy
+        row["eval/outages"] += best.num_dropped
+    return sampled, {name: value for name, value in row.items() if math.isfinite(value)}

@@ -138,31 +138,20 @@ def make_hops(
     _check(num_entities, hops, max_turns)
     rng = random.Random(f"hops {seed}")
     train_names, heldout_names = draw_names(rng, num_entities)
-    facts = {
-        (name, relation): _draw_fact(rng, names, name, stale)
-        for names in (train_names, heldout_names)
-        for name in names
-        for relation in RELATIONS
-    }
-    documents = _documents(facts)
-    write_rows(
-        directory / "corpus.jsonl",
-        ({"id": doc.id, "contents": doc.contents} for each in documents.values() for doc in each),
-    )
+    facts = _draw_facts(rng, train_names, stale) | _draw_facts(rng, heldout_names, stale)
+    documents = _write_corpus(directory, facts)
+
     train = _draw_questions(rng, train_names, num_train, hops)
     heldout = _draw_questions(rng, heldout_names, num_heldout, hops)
     write_tasks(directory / "train.jsonl", _tasks("hops-train", train, facts, documents))
     write_tasks(directory / "heldout.jsonl", _tasks("hops-heldout", heldout, facts, documents))
+
     follower = Follower(trust, slip, unnoticed, hurry, max_turns)
-    write_demonstrations(
-        directory / "demonstrations.jsonl",
-        (
-            _demonstration(
-                f"hops-demonstration-{row}", rng, train_names, hops, stale, follower, writing
-            )
-            for row in range(num_demonstrations)
-        ),
+    demonstrations = (
+        _demonstration(row, rng, train_names, hops, stale, follower, writing)
+        for row in range(num_demonstrations)
     )
+    write_demonstrations(directory / "demonstrations.jsonl", demonstrations)
 
 
 def _check(num_entities: int, hops: int, max_turns: int) -> None:
@@ -174,6 +163,15 @@ def _check(num_entities: int, hops: int, max_turns: int) -> None:
         raise ConfigError(f"hops world: hops must be in [1, {len(RELATIONS)}], found {hops}")
     if max_turns < 2:
         raise ConfigError(f"hops world: max_turns must be at least 2, found {max_turns}")
+
+
+def _draw_facts(rng: random.Random, names: Sequence[str], stale: float) -> dict[Search, Fact]:
+    """All facts of some entities."""
+    return {
+        (name, relation): _draw_fact(rng, names, name, stale)
+        for name in names
+        for relation in RELATIONS
+    }
 
 
 def _draw_fact(rng: random.Random, names: Sequence[str], subject: str, stale: float) -> Fact:
@@ -196,11 +194,14 @@ def _stated(search: Search, fact: Fact) -> list[str]:
     return [f'"{mark}"\n{" ".join(search)} : {value}' for mark, value in marked]
 
 
-def _documents(facts: Mapping[Search, Fact]) -> dict[Search, list[Document]]:
+def _write_corpus(directory: Path, facts: Mapping[Search, Fact]) -> dict[Search, list[Document]]:
+    """A document for each answer of the search; returns those of each fact, the true one last."""
     documents: dict[Search, list[Document]] = {}
     number = count()
     for search, fact in facts.items():
         documents[search] = [Document(str(next(number)), text) for text in _stated(search, fact)]
+    rows = ({"id": doc.id, "contents": doc.contents} for each in documents.values() for doc in each)
+    write_rows(directory / "corpus.jsonl", rows)
     return documents
 
 
@@ -290,7 +291,7 @@ def _slip(rng: random.Random, entities: Sequence[str], right: Search) -> Search:
 
 
 def _demonstration(
-    identifier: str,
+    row: int,
     rng: random.Random,
     names: Sequence[str],
     hops: int,
@@ -313,4 +314,4 @@ def _demonstration(
         pieces.append(writing.write_observation(turn.query, [Document("", turn.contents)]))
     pieces.append(Piece(f"<answer> {answer}</answer>", trained=True))
     messages = ({"role": "user", "content": question.text},)
-    return Demonstration(identifier, messages, tuple(pieces), ends=False)
+    return Demonstration(f"hops-demonstration-{row}", messages, tuple(pieces), ends=False)

@@ -150,13 +150,8 @@ def make_kb(
     rng = random.Random(f"kb {seed}")
     train_names, heldout_names = draw_names(rng, num_entities)
     relations = (*RELATIONS, *DISTRACTORS[:num_distractors])
-    facts = {
-        **_draw_facts(rng, train_names, relations),
-        **_draw_facts(rng, heldout_names, relations),
-    }
-    ids = {fact: str(row) for row, fact in enumerate(facts)}
-    write_rows(directory / "corpus.jsonl", _corpus(facts, ids))
-    build_bm25(directory / "corpus.jsonl", directory / "index")
+    facts = _draw_facts(rng, train_names, relations) | _draw_facts(rng, heldout_names, relations)
+    ids = _write_corpus(directory, facts)
 
     train = _draw_questions(rng, train_names, facts, num_train, num_chains, hops)
     heldout = _draw_questions(rng, heldout_names, facts, num_heldout, num_chains, hops)
@@ -166,14 +161,8 @@ def make_kb(
     demonstrator = Demonstrator(noise, slip, hurry, max_turns)
     solved = [rng.choice(train) for _ in range(num_demonstrations)]
     solutions = [_demonstrate(rng, chains, facts, relations, demonstrator) for chains in solved]
-    observe = _observations(directory / "index", solutions, writing)
-    write_demonstrations(
-        directory / "demonstrations.jsonl",
-        (
-            _demonstration(f"kb-demonstration-{row}", chains, solution, writing, observe)
-            for row, (chains, solution) in enumerate(zip(solved, solutions, strict=True))
-        ),
-    )
+    demonstrations = _demonstrations(solved, solutions, writing, directory / "index")
+    write_demonstrations(directory / "demonstrations.jsonl", demonstrations)
 
 
 def _check(
@@ -209,6 +198,14 @@ def _draw_facts(
         for attribute in ATTRIBUTES:
             facts[name, attribute] = rng.choice(YEARS)
     return facts
+
+
+def _write_corpus(directory: Path, facts: Mapping[Search, str]) -> dict[Search, str]:
+    """A document for each fact, and their index; returns the documents' ids."""
+    ids = {fact: str(row) for row, fact in enumerate(facts)}
+    write_rows(directory / "corpus.jsonl", _corpus(facts, ids))
+    build_bm25(directory / "corpus.jsonl", directory / "index")
+    return ids
 
 
 def _corpus(facts: Mapping[Search, str], ids: Mapping[Search, str]) -> Iterator[dict[str, str]]:
@@ -304,6 +301,20 @@ def _demonstrate(
     )
     conclusion = " ".join(f"{mark} {year}" for mark, year in zip(CHAIN_MARKS, years, strict=False))
     return Solution(tuple(turns), note + conclusion, years)
+
+
+def _demonstrations(
+    questions: Sequence[tuple[Chain, ...]],
+    solutions: Sequence[Solution],
+    writing: SearchWriting,
+    index: Path,
+) -> Iterator[Demonstration]:
+    """Each solution of its question, with what the searches find in an index."""
+    observe = _observations(index, solutions, writing)
+    return (
+        _demonstration(f"kb-demonstration-{row}", chains, solution, writing, observe)
+        for row, (chains, solution) in enumerate(zip(questions, solutions, strict=True))
+    )
 
 
 def _observations(

@@ -95,9 +95,26 @@ def make_toy_model(
             f"{num_heads}"
         )
     tokenizer = make_toy_tokenizer(texts, phrases)
+    config = _config(tokenizer, hidden_size, num_layers, num_heads, max_context_tokens)
+    model = _draw_model(config, seed)
+    transformers_logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    except OSError as error:
+        raise ModelError(f"{directory}: cannot be written ({error.strerror})") from error
+    return model.num_parameters()
+
+
+def _config(
+    tokenizer: Qwen2Tokenizer,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    max_context_tokens: int,
+) -> Qwen2Config:
     vocabulary = tokenizer.get_vocab()
-    pad_id, end_id = vocabulary[PAD], vocabulary[END]
-    config = Qwen2Config(
+    return Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
@@ -107,22 +124,20 @@ def make_toy_model(
         max_position_embeddings=max_context_tokens,
         tie_word_embeddings=True,
         initializer_range=(3 * hidden_size) ** -0.5,
-        pad_token_id=pad_id,
-        eos_token_id=end_id,
+        pad_token_id=vocabulary[PAD],
+        eos_token_id=vocabulary[END],
         bos_token_id=None,
         dtype="float32",
     )
+
+
+def _draw_model(config: Qwen2Config, seed: int) -> Qwen2ForCausalLM:
+    """A model with random weights, which samples until its end token."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
-        torch.nn.init.normal_(model.model.embed_tokens.weight, std=hidden_size**-0.5)
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=config.hidden_size**-0.5)
     model.generation_config = GenerationConfig(
-        eos_token_id=end_id, pad_token_id=pad_id, do_sample=True
+        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=True
     )
-    transformers_logging.disable_progress_bar()
-    try:
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-    except OSError as error:
-        raise ModelError(f"{directory}: cannot be written ({error.strerror})") from error
-    return model.num_parameters()
+    return model
