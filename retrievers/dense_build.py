@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from graphpo_agent.errors import ModelError, ToolError
 from graphpo_agent.net.checks import check_counts
 from retrievers.corpus import Corpus, read_corpus
-from retrievers.encoders import EncoderSettings, resolve_encoder
+from retrievers.encoders import EncoderSettings
 from retrievers.faiss_index import build_faiss, flat_vectors, map_faiss, parse_type
 from retrievers.index_build import Build, build_directory, corpus_source, link, refuse_inside
 from retrievers.index_files import finish_index, relative_path
@@ -36,15 +36,9 @@ Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 def build_dense(
     corpus_path: Path,
     directory: Path,
+    encoder: EncoderSettings,
     *,
-    model: str | Path,
     index_type: str = "Flat",
-    preset: str | None = None,
-    pooling: str | None = None,
-    query_prefix: str | None = None,
-    passage_prefix: str | None = None,
-    normalize: bool | None = None,
-    max_tokens: int | None = None,
     batch_size: int = 64,
     device: str = "cpu",
     keep_vectors: bool = True,
@@ -58,14 +52,8 @@ def build_dense(
     Args:
         corpus_path: Search-R1's corpus JSONL; it must stay where it is, unchanged.
         directory: where the index goes; an index that is there is replaced.
-        model: the encoder; see ``resolve_encoder`` for it and the settings up to ``max_tokens``.
+        encoder: of passages now and of queries later; see ``resolve_encoder``.
         index_type: see ``parse_type``.
-        preset: see ``resolve_encoder``.
-        pooling: see ``resolve_encoder``.
-        query_prefix: see ``resolve_encoder``.
-        passage_prefix: see ``resolve_encoder``.
-        normalize: see ``resolve_encoder``.
-        max_tokens: see ``resolve_encoder``.
         batch_size: passages per forward pass.
         device: where the encoder runs, such as ``cpu`` or ``cuda``.
         keep_vectors: keep them beside an index that is not Flat; without them it cannot be merged.
@@ -82,15 +70,6 @@ def build_dense(
             else, or cannot be written; ``faiss_index`` has another number of rows.
     """
     refuse_inside(corpus_path, directory)
-    encoder = resolve_encoder(
-        model,
-        preset=preset,
-        pooling=pooling,
-        query_prefix=query_prefix,
-        passage_prefix=passage_prefix,
-        normalize=normalize,
-        max_tokens=max_tokens,
-    )
     check_counts("dense index", batch_size=batch_size)
     corpus = read_corpus(corpus_path)
     if faiss_index is not None:

@@ -15,6 +15,17 @@ from retrievers.progress import say
 
 __all__ = ["build_index", "describe_index", "merge_indexes", "open_index"]
 
+_ENCODER_OPTIONS = (
+    "model",
+    "preset",
+    "pooling",
+    "query_prefix",
+    "passage_prefix",
+    "normalize",
+    "max_tokens",
+)
+"""Those of a dense index that are its encoder's; see ``resolve_encoder``."""
+
 
 def build_index(kind: str, corpus: Path | str, out: Path | str, **options: Any) -> dict[str, Any]:
     """Index a corpus. What it will need is said on stderr first, then how far it is.
@@ -51,13 +62,14 @@ def build_index(kind: str, corpus: Path | str, out: Path | str, **options: Any) 
         _say_needs(kind, corpus, settings)
         return build_lucene(corpus, out, **settings)
     from retrievers.dense_build import build_dense
-    from retrievers.encoders import encoder_dimension
+    from retrievers.encoders import encoder_dimension, resolve_encoder
 
     if settings["model"] is None:
         raise ToolError("dense index: needs model, the encoder of its passages")
     if settings["faiss_index"] is None:
         _say_needs(kind, corpus, settings, encoder_dimension(settings["model"]))
-    return build_dense(corpus, out, **settings)
+    encoder = resolve_encoder(**{name: settings.pop(name) for name in _ENCODER_OPTIONS})
+    return build_dense(corpus, out, encoder, **settings)
 
 
 def open_index(directory: Path | str, **options: Any) -> Retriever:

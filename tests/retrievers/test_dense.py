@@ -31,7 +31,8 @@ QUERIES = ["alder0 birch0", "cedar1 alder2 oak3", "", "unknownword", "alder0 bir
 TYPES = ["Flat", "SQ8", "IVF,SQ8", "IVF7,SQ8", "HNSW", "HNSW16"]
 PROGRAM = (
     "import sys; from pathlib import Path; from retrievers.dense_build import build_dense\n"
-    "build_dense(Path(sys.argv[1]), Path(sys.argv[2]), model=sys.argv[3], preset='e5', "
+    "from retrievers.encoders import resolve_encoder\n"
+    "build_dense(Path(sys.argv[1]), Path(sys.argv[2]), resolve_encoder(sys.argv[3], preset='e5'), "
     "batch_size=1, index_type='SQ8')"
 )
 
@@ -46,8 +47,13 @@ def world(tmp_path_factory, encoder):
     directory = tmp_path_factory.mktemp("dense")
     corpus = write_corpus(directory / "corpus.jsonl", [*passages(400), " "])
     for type_ in TYPES:
-        build_dense(corpus, directory / type_, model=encoder, index_type=type_, batch_size=8)
+        build(corpus, directory / type_, model=encoder, index_type=type_, batch_size=8)
     return directory
+
+
+def build(corpus, directory, model, preset=None, max_tokens=None, **settings):
+    encoder = resolve_encoder(model, preset=preset, max_tokens=max_tokens)
+    return build_dense(corpus, directory, encoder, **settings)
 
 
 def expected(encoder, texts, query, topk):
@@ -143,7 +149,7 @@ def test_remembered_queries_change_nothing_and_threads_may_share(world):
 
 def test_a_killed_build_goes_on_where_it_stopped(tmp_path, encoder, capsys):
     corpus = write_corpus(tmp_path / "corpus.jsonl", passages(500))
-    whole = build_dense(
+    whole = build(
         corpus, tmp_path / "whole", model=encoder, preset="e5", batch_size=1, index_type="SQ8"
     )
     command = [sys.executable, "-c", PROGRAM, str(corpus), str(tmp_path / "index"), str(encoder)]
@@ -158,7 +164,7 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path, encoder, capsys):
         file.write(b"half a row that was not finished")
     capsys.readouterr()
     settings = {"model": encoder, "preset": "e5", "batch_size": 1, "index_type": "SQ8"}
-    assert build_dense(corpus, tmp_path / "index", **settings) == whole
+    assert build(corpus, tmp_path / "index", **settings) == whole
     assert f"going on after {rows:,} documents" in capsys.readouterr().err
     for name in ("index.faiss", "vectors.f32", "offsets.npy"):
         assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -182,16 +188,16 @@ def test_what_is_left_of_another_build_is_not_used(tmp_path, encoder, capsys, mo
 
     monkeypatch.setattr(EncoderEmbedder, "embed", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_dense(corpus, tmp_path / "index", model=model, batch_size=1)
+        build(corpus, tmp_path / "index", model=model, batch_size=1)
     assert (tmp_path / ".index.building").exists()
     if change == "corpus":
         write_corpus(corpus, passages(60, seed=1))
     if change == "encoder":
         (model / "config.json").write_text((model / "config.json").read_text() + " ")
     settings = {"max_tokens": 9} if change == "setting" else {}
-    build_dense(corpus, tmp_path / "index", model=model, batch_size=1, **settings)
+    build(corpus, tmp_path / "index", model=model, batch_size=1, **settings)
     assert "starting over" in capsys.readouterr().err
-    build_dense(corpus, tmp_path / "fresh", model=model, batch_size=1, **settings)
+    build(corpus, tmp_path / "fresh", model=model, batch_size=1, **settings)
     new, fresh = (tmp_path / name / "index.faiss" for name in ("index", "fresh"))
     assert new.read_bytes() == fresh.read_bytes()
 
@@ -217,15 +223,15 @@ def test_search_r1s_own_index_is_opened_where_it_is(tmp_path, encoder):
     index.add(vectors)
     faiss.write_index(index, str(tmp_path / "e5_Flat.index"))
     settings = {"model": encoder, "faiss_index": tmp_path / "e5_Flat.index"}
-    build_dense(corpus, tmp_path / "index", **settings)
+    build(corpus, tmp_path / "index", **settings)
     assert sorted(os.listdir(tmp_path / "index")) == ["manifest.json", "offsets.npy"]
     [found] = DenseRetriever(tmp_path / "index").search(["alder0 birch0"], 3)
-    build_dense(corpus, tmp_path / "own", model=encoder)
+    build(corpus, tmp_path / "own", model=encoder)
     [own] = DenseRetriever(tmp_path / "own").search(["alder0 birch0"], 3)
     assert [document.id for document in found] == [document.id for document in own]
     shorter = write_corpus(tmp_path / "short.jsonl", texts[:-1])
     with pytest.raises(ToolError, match=r"holds 50 vectors but .* has 49 rows"):
-        build_dense(shorter, tmp_path / "other", **settings)
+        build(shorter, tmp_path / "other", **settings)
     (tmp_path / "e5_Flat.index").write_bytes(b"no index")
     with pytest.raises(ToolError, match="faiss index cannot be read") as caught:
         DenseRetriever(tmp_path / "index")
@@ -250,7 +256,7 @@ def test_settings_come_from_the_preset_that_is_named_or_told_by_the_name():
 def test_types_that_cannot_be_are_refused_before_anything_is_encoded(tmp_path, encoder, name):
     corpus = write_corpus(tmp_path / "corpus.jsonl", passages(60))
     with pytest.raises(ToolError, match="dense index: ") as caught:
-        build_dense(corpus, tmp_path / "index", model=encoder, index_type=name)
+        build(corpus, tmp_path / "index", model=encoder, index_type=name)
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["corpus.jsonl"]
 
