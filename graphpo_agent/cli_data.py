@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 from graphpo_agent.evals import GRADERS
@@ -209,16 +210,9 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from graphpo_agent.data_commands import serve_index
+    from retrievers.server_messages import Bounds
 
-    limits = (
-        "topk",
-        "max_topk",
-        "max_queries",
-        "max_query_chars",
-        "max_body_bytes",
-        "queue",
-        "workers",
-    )
+    bounds = Bounds(**{field.name: vars(options)[field.name] for field in fields(Bounds)})
     return serve_index(
         options.directory,
         options.overrides,
@@ -226,6 +220,8 @@ def _serve(options: argparse.Namespace) -> int:
         port=options.port,
         ready_file=options.ready_file,
         pages=options.pages,
+        bounds=bounds,
+        queue=options.queue,
+        workers=options.workers,
         deadline_s=options.deadline,
-        **{name: vars(options)[name] for name in limits},
     )

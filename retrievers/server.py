@@ -29,6 +29,7 @@ __all__ = ["serve"]
 
 _KEEP_ALIVE_S = 75
 """Longer than a rollout's pause between two searches, so that clients keep their connections."""
+_BOUNDS = Bounds()
 
 
 def serve(
@@ -38,11 +39,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     ready_file: Path | None = None,
-    topk: int = 3,
-    max_topk: int = 100,
-    max_queries: int = 4096,
-    max_query_chars: int = 8192,
-    max_body_bytes: int = 16 * 2**20,
+    bounds: Bounds = _BOUNDS,
     queue: int = 256,
     workers: int | None = None,
     max_batch: int = 64,
@@ -61,11 +58,7 @@ def serve(
         port: 0 takes a free one.
         ready_file: receives ``host:port`` once ``/retrieve`` answers; removed at the end, and at
             the start where an earlier server left one.
-        topk: documents a query where a request names no number.
-        max_topk: documents a query at most.
-        max_queries: queries (or addresses) of one request at most.
-        max_query_chars: characters of one query at most.
-        max_body_bytes: of one request.
+        bounds: of one request.
         queue: requests taken in at once; more are answered 503 with Retry-After.
         workers: searches at once; None: one per core.
         max_batch: waiting queries searched together at most.
@@ -83,7 +76,6 @@ def serve(
     count = (os.cpu_count() or 1) if workers is None else workers
     check_counts("server", queue=queue, workers=count, max_batch=max_batch)
     check_seconds("server", deadline_s=deadline_s)
-    bounds = Bounds(topk, max_topk, max_queries, max_query_chars, max_body_bytes)
     app = RetrievalApp(serves, bounds, max_unanswered=queue, deadline_s=deadline_s)
     with _listening(host, port) as (listener, address):
         ready = _ReadyFile(ready_file, address)
@@ -96,14 +88,25 @@ def serve(
             ready.write()
             print(f"serving on http://{address}", flush=True)
 
-        config = _config(app, deadline_s)
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            try:
-                runner.run(_serve(_Server(config), listener, load))
-            finally:  # while there still is a loop that a search may answer to
-                app.close()
-                ready.remove()
+        _run(app, deadline_s, listener, load, ready)
     return 0
+
+
+def _run(
+    app: RetrievalApp,
+    deadline_s: float,
+    listener: socket.socket,
+    load: Callable[[], None],
+    ready: "_ReadyFile",
+) -> None:
+    """``_serve`` in an event loop; at its end the workers end and the ready file goes."""
+    config = _config(app, deadline_s)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        try:
+            runner.run(_serve(_Server(config), listener, load))
+        finally:  # while there still is a loop that a search may answer to
+            app.close()
+            ready.remove()
 
 
 def _config(app: RetrievalApp, deadline_s: float) -> uvicorn.Config:

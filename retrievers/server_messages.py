@@ -30,13 +30,20 @@ class Bounds:
 
     Example: ``Bounds(topk=3, max_topk=100, max_queries=4096, max_query_chars=8192,
     max_body_bytes=2**24)``; a request without ``topk``, or with 0, gets 3 documents a query.
+
+    Attributes:
+        topk: documents a query where a request names no number.
+        max_topk: documents a query at most.
+        max_queries: queries (or addresses) of one request at most.
+        max_query_chars: characters of one query at most.
+        max_body_bytes: of one request.
     """
 
-    topk: int
-    max_topk: int
-    max_queries: int
-    max_query_chars: int
-    max_body_bytes: int
+    topk: int = 3
+    max_topk: int = 100
+    max_queries: int = 4096
+    max_query_chars: int = 8192
+    max_body_bytes: int = 16 * 2**20
 
     def __post_init__(self) -> None:
         check_counts("server", **asdict(self))

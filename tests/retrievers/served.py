@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import requests
 from graphpo_agent.errors import DataError, GraphPOError
 from graphpo_agent.types import Document
 from retrievers.server import serve
+from retrievers.server_messages import Bounds
 
 HALF_A_PAIR = "\ud83d"
 
@@ -128,8 +130,11 @@ def main(options: dict[str, Any]) -> int:
         return Steered()
 
     paths = {name: Path(options.pop(name)) for name in ("ready_file", "pages") if name in options}
+    named = [field.name for field in fields(Bounds) if field.name in options]
     try:
-        return serve(load, serves={"index": "steered", "pid": os.getpid()}, **paths, **options)
+        bounds = Bounds(**{name: options.pop(name) for name in named})
+        serves = {"index": "steered", "pid": os.getpid()}
+        return serve(load, serves=serves, bounds=bounds, **paths, **options)
     except GraphPOError as error:
         print(error, file=sys.stderr)
         return 2
