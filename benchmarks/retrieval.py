@@ -36,6 +36,35 @@ _PACKAGES = {"fastapi": "fastapi", "faiss": "faiss-cpu", "jnius": "pyjnius", "jd
 _CLIENTS = 64
 _SHAPES = ((_CLIENTS, 1), (_CLIENTS, 4), (4, 64))
 """Clients, and queries in each of their requests."""
+_LOAD_COLUMNS = {
+    "clients": "clients",
+    "size": "queries a request",
+    "queries_per_s": "queries/s",
+    "p50_ms": "p50 (ms)",
+    "p99_ms": "p99 (ms)",
+    "cpu_ms": "CPU (ms a query)",
+    "errors": "errors",
+}
+_SERVER_COLUMNS = {
+    "index": "index",
+    "server": "server",
+    **_LOAD_COLUMNS,
+    "private": "private (MB)",
+    "mapped": "mapped (MB)",
+}
+_CLIENT_COLUMNS = {"client": "client", **_LOAD_COLUMNS}
+_INDEX_COLUMNS = {
+    "kind": "index",
+    "build_s": "build (s)",
+    "build_mb": "largest process while building (MB)",
+    "disk_mb": "disk (MB)",
+    "open_s": "open (s)",
+    "private_mb": "private memory to search (MB)",
+    "mapped_mb": "mapped (MB)",
+    "queries_per_s": "queries/s",
+    "recall": "recall@10 against Flat",
+}
+"""Of the page's tables: keys of the measured rows, and what stands above them."""
 
 
 def check_packages() -> None:
@@ -122,27 +151,6 @@ def measure_indexes(
 
 def report(result: dict[str, Any]) -> str:
     m, ranking = result["machine"], result["ranking"]
-    load = {
-        "clients": "clients",
-        "size": "queries a request",
-        "queries_per_s": "queries/s",
-        "p50_ms": "p50 (ms)",
-        "p99_ms": "p99 (ms)",
-        "cpu_ms": "CPU (ms a query)",
-        "errors": "errors",
-    }
-    memory = {"private": "private (MB)", "mapped": "mapped (MB)"}
-    index = {
-        "kind": "index",
-        "build_s": "build (s)",
-        "build_mb": "largest process while building (MB)",
-        "disk_mb": "disk (MB)",
-        "open_s": "open (s)",
-        "private_mb": "private memory to search (MB)",
-        "mapped_mb": "mapped (MB)",
-        "queries_per_s": "queries/s",
-        "recall": "recall@10 against Flat",
-    }
     lines = [
         "# Retrieval: server, client, indexes",
         "",
@@ -157,14 +165,14 @@ def report(result: dict[str, Any]) -> str:
         "synchronous FastAPI handler, one search after the other, the framework's JSON. Both use "
         "the same retriever over the same index; CPU is the server's.",
         "",
-        *table(result["servers"], {"index": "index", "server": "server", **load, **memory}),
+        *table(result["servers"], _SERVER_COLUMNS),
         "",
         f"## Clients: {_CLIENTS} threads against our server",
         "",
         "*Ours* is `RemoteRetriever` (kept connections, deadline, retries, checked answers). "
         "*Stand-in* is a bare `requests.post` a call. CPU is the client's.",
         "",
-        *table(result["clients"], {"client": "client", **load}),
+        *table(result["clients"], _CLIENT_COLUMNS),
         "",
         "## Indexes",
         "",
@@ -174,7 +182,7 @@ def report(result: dict[str, Any]) -> str:
         f"{result['dimension']}-dimensional vectors in Gaussian clusters, without an encoder: "
         "their recall ranks the types and is another number on a real encoder's vectors.",
         "",
-        *table(result["indexes"], index),
+        *table(result["indexes"], _INDEX_COLUMNS),
         "",
         "## BM25 against Lucene",
         "",
