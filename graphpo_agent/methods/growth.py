@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
@@ -75,7 +73,7 @@ class Growth:
         path_tokens: what one path from the prompt can cost at most, in policy tokens.
         edge_tokens: what one edge can cost at most.
         tokens_behind: what the path of a node can cost at most from there on.
-        rng: the method's own random numbers, the same in every repetition of a run.
+        seed: of the method's own random numbers, the same in every repetition of a run.
         decode: text of token ids.
     """
 
@@ -89,7 +87,7 @@ class Growth:
     path_tokens: int
     edge_tokens: int
     tokens_behind: Callable[[int], int]
-    rng: np.random.Generator
+    seed: int
     decode: Callable[[Sequence[int]], str]
 
 

@@ -22,6 +22,7 @@ from graphpo_agent.methods.method import Credit, Method
 from graphpo_agent.methods.prm import Prm
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.methods.whiten import whitened
+from graphpo_agent.outputs import is_no_file
 
 __all__ = ["OPTIONS", "score_file", "scoring_method"]
 
@@ -141,7 +142,7 @@ def score_file(
     if keep_classes and method_name != "graphpo":
         raise ConfigError(f"--keep-classes is not a setting of {method_name}, only of graphpo")
     path = Path(out)
-    if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
+    if is_no_file(path):
         raise DataError(f"output {out!r} is not a file")
     partial = path.with_name(f".{path.name}.partial")
     try:

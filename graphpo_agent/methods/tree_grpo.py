@@ -85,9 +85,10 @@ class TreeGrpo:
         graph = growth.graph
         has_children = graph.num_children > 0
         branches: list[Branch] = []
+        rng = np.random.default_rng(growth.seed)
         for tree in np.unique(graph.tree[1:]).tolist():
             nodes = np.append(0, np.flatnonzero(has_children & (graph.tree == tree)))
-            drawn = growth.rng.choice(nodes, self.expansions).tolist()
+            drawn = rng.choice(nodes, self.expansions).tolist()
             branches += [Branch(v, tree=tree) for v in drawn]
         return branches
 

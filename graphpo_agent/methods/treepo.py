@@ -84,10 +84,11 @@ class TreePO:
     def _fall_back(self, growth: Growth, room: int) -> list[Branch]:
         """From earlier states of finished paths, in random order, until the width is reached."""
         branches: list[Branch] = []
-        for leaf in growth.rng.permutation(growth.graph.terminals).tolist():
+        rng = np.random.default_rng(growth.seed)
+        for leaf in rng.permutation(growth.graph.terminals).tolist():
             earlier = [0, *growth.graph.path(leaf)[:-1]]
             if room > 0:
-                node = earlier[growth.rng.integers(len(earlier))]
+                node = earlier[rng.integers(len(earlier))]
                 branches.append(Branch(node, min(self.divergence, room)))
                 room -= branches[-1].count
         return branches or [Branch(0, min(self.divergence, room))]

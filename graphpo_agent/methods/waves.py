@@ -54,6 +54,7 @@ def wave(growth: Growth, classes: IntArray, scores: FloatArray) -> tuple[Branch,
         return ()
     open_classes = _candidates(growth.graph, classes, scores, growth.path_tokens)
     counts: dict[int, int] = {}
+    rng = np.random.default_rng(growth.seed)
     spent = started = 0.0
     while True:
         best = max(open_classes, key=lambda candidate: candidate.gain)
@@ -65,7 +66,7 @@ def wave(growth: Growth, classes: IntArray, scores: FloatArray) -> tuple[Branch,
         best.edges += 1
         spent += best.cost
         started += 1
-        node = int(growth.rng.choice(best.members))
+        node = int(rng.choice(best.members))
         counts[node] = counts.get(node, 0) + 1
     return tuple(Branch(node, count) for node, count in counts.items())
 

@@ -255,7 +255,7 @@ class Grower:
                 path_tokens=self.expander.path_tokens,
                 edge_tokens=self.expander.edge_tokens,
                 tokens_behind=lambda v: self.expander.tokens_left(policy, one.states[v]),
-                rng=np.random.default_rng(derive_seed(*seed_parts, "plan")),
+                seed=derive_seed(*seed_parts, "plan"),
                 decode=lambda ids: policy.tokenizer.decode(ids),
             )
         )

@@ -73,7 +73,6 @@ def ends_at(
 def grow(method: Method, world: World, seed: int = 0) -> Grown:
     """Ask ``method`` for plans until it makes none, and carry each of them out."""
     one = _Growing(world, np.random.default_rng(seed))
-    rng = np.random.default_rng([seed, 1])
     memory = None
     growths: list[Growth] = []
     plans: list[Plan] = []
@@ -90,7 +89,7 @@ def grow(method: Method, world: World, seed: int = 0) -> Grown:
                 path_tokens=world.edge_tokens * world.max_layers,
                 edge_tokens=world.edge_tokens,
                 tokens_behind=partial(one.tokens_behind, one.graph),
-                rng=rng,
+                seed=1000 * seed + layer,
                 decode=world.decode,
             )
         )

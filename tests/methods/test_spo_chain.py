@@ -291,7 +291,7 @@ def growth_of(graph: RolloutGraph, layer: int, memory: frozenset[int]) -> Growth
         path_tokens=100,
         edge_tokens=4,
         tokens_behind=lambda v: 10,
-        rng=np.random.default_rng(0),
+        seed=0,
         decode=lambda ids: "",
     )
 

@@ -155,7 +155,7 @@ def fallback_of(graph, seed, width):
         path_tokens=10,
         edge_tokens=4,
         tokens_behind=lambda v: 10,
-        rng=np.random.default_rng(seed),
+        seed=seed,
         decode=str,
     )
     return [(branch.node, branch.count) for branch in TreePO(width=width).plan(growth).branches]

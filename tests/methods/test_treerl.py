@@ -325,7 +325,7 @@ def growth_of(graph: RolloutGraph, layer: int, memory, trajectories_left=None) -
         path_tokens=100,
         edge_tokens=4,
         tokens_behind=lambda v: 10,
-        rng=np.random.default_rng(0),
+        seed=0,
         decode=authors_text,
     )
 

@@ -40,7 +40,7 @@ def growth(graph, tokens=None, paths=None, seed=0):
         path_tokens=4,
         edge_tokens=4,
         tokens_behind=lambda v: 10,
-        rng=np.random.default_rng(seed),
+        seed=seed,
         decode=str,
     )
 

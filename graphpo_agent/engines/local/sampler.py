@@ -347,7 +347,8 @@ class LocalPolicy:
             members = np.flatnonzero(kinds == kind)
             for start in range(0, len(members), _DRAWN_AT_ONCE):
                 part = members[start : start + _DRAWN_AT_ONCE]
-                rows = self._tensor(part)
+                first, end = int(part[0]), int(part[-1]) + 1
+                rows = slice(first, end) if end - first == len(part) else self._tensor(part)
                 drawn = draw(self._head(hidden[rows]), uniform[rows], sampling)
                 tokens[part], logprobs[part] = (x.cpu().numpy() for x in drawn)
         if not np.isfinite(logprobs).all():
