@@ -35,7 +35,7 @@ from graphpo_agent.graph.arrays import BoolArray, IntArray
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
-from graphpo_agent.report.run_dir import check_above
+from graphpo_agent.outputs import check_above
 from graphpo_agent.types import Task
 
 __all__ = [

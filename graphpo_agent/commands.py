@@ -24,11 +24,11 @@ from graphpo_agent.errors import ConfigError, ModelError, ToolError
 from graphpo_agent.evals.heldout import Evaluation, evaluate, leaves
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
+from graphpo_agent.outputs import check_output
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.run_dir import (
     RunDirectory,
-    check_output,
     write_atomically,
 )
 from graphpo_agent.rollout.grow import Rollout

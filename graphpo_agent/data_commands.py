@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.data.jsonl import check_place
 from graphpo_agent.data.prepare import Summary
 from graphpo_agent.data.prepare import prepare as prepare_data
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
 from graphpo_agent.data.verl_parquet import Trainer, write_verl_parquet
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.evals.grade import GradeOptions, grade_file
+from graphpo_agent.outputs import check_place
 from graphpo_agent.yaml_text import NotYaml, parse_yaml
 from retrievers.index import build_index, describe_index, merge_indexes, open_index
 from retrievers.server import serve

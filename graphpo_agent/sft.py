@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from graphpo_agent.errors import RunError
+from graphpo_agent.outputs import check_above
 from graphpo_agent.protocols import Engine
-from graphpo_agent.report.run_dir import check_above
 from graphpo_agent.types import Demonstration
 
 __all__ = ["check_model_output", "warm_start", "with_observations"]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.errors import DataError
+from graphpo_agent.outputs import check_place
 
-__all__ = ["check_place", "checked_row", "parse_json", "read_rows", "write_rows"]
+__all__ = ["checked_row", "parse_json", "read_rows", "write_rows"]
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -90,27 +91,6 @@ def checked_row(place: str, value: Any, escaped: bool) -> dict[str, Any]:
     if escaped and _HALF_CHARACTER.search(json.dumps(value, ensure_ascii=False)):
         raise DataError(f"{place}: holds half a character, such as \\ud800 alone; remove it")
     return value
-
-
-def check_place(path: Path) -> None:
-    """Raise DataError where no file can be put: ask before the work whose result it holds.
-
-    Nor where something else than a file lies, such as a device or a directory: renaming a new file
-    onto ``/dev/null`` would take it away from the whole machine.
-    """
-    if not path.name or (os.path.exists(path) and not os.path.isfile(path)):
-        raise DataError(
-            f"output {str(path)!r} is not a file and cannot be written over; name another"
-        )
-    above = next(parent for parent in path.absolute().parents if os.path.exists(parent))
-    try:
-        os.stat(above / f".{path.name}.12345678")  # as long as a name is while it is written
-    except FileNotFoundError:
-        pass
-    except OSError as error:  # what is above is a file, or the name is too long
-        raise DataError(f"{path}: cannot be written ({error.strerror}); name another") from error
-    if not os.access(above, os.W_OK):
-        raise DataError(f"{path}: cannot be written ({above} is protected); name another")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

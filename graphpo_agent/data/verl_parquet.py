@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphpo_agent.data.jsonl import check_place
 from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.outputs import check_place
 from graphpo_agent.types import Message, Task
 
 __all__ = ["VERL_PREFIX", "Trainer", "write_verl_parquet"]

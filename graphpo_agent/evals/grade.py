@@ -15,9 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from graphpo_agent.data.jsonl import check_place, read_rows, write_rows
+from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.net.chat import OpenAIChat
+from graphpo_agent.outputs import check_parent, check_place
 from graphpo_agent.rewards.asearcher import ASearcherReward
 from graphpo_agent.rewards.judge import Judge
 from graphpo_agent.rewards.qa import answer_contains, answer_equals, answer_f1
@@ -132,8 +133,7 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
     grade = grader(kind, options)
     target = Path(out)
     check_place(target)
-    if not target.parent.is_dir():
-        raise DataError(f"output {out}: there is no directory {target.parent}")
+    check_parent(target, DataError)
     transcripts = _transcripts(Path(path), asked=kind == "judge")
     with ThreadPoolExecutor(_AT_ONCE if kind == "judge" else 1) as pool:
         write_rows(target, _rows(transcripts, grade, pool))

@@ -24,8 +24,6 @@ from graphpo_agent.errors import RunError
 __all__ = [
     "Progress",
     "RunDirectory",
-    "check_above",
-    "check_output",
     "command_line",
     "locked",
     "read_json",
@@ -194,23 +192,6 @@ def locked(directory: Path) -> Iterator[None]:
         except OSError as error:
             raise RunError(f"cannot create run directory {directory}: {error.strerror}") from None
         yield
-
-
-def check_output(path: Path) -> None:
-    """Raise RunError unless a file can be put there; ask before the work whose result it holds."""
-    if not path.name or path.is_dir():
-        raise RunError(f"output {str(path)!r} is a directory: name a file")
-    if path.exists() and not path.is_file():
-        raise RunError(f"output {path} is a device or pipe: name a file")
-    if not path.parent.is_dir():
-        raise RunError(f"output {path}: there is no directory {path.parent}")
-
-
-def check_above(directory: Path) -> None:
-    """Raise RunError unless a directory can be made there, with those above it."""
-    above = next(parent for parent in directory.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise RunError(f"output {directory}: {above} is no directory")
 
 
 def read_json(path: Path) -> Any:

@@ -1,0 +1,72 @@
+"""Whether an output can be put where it is named: asked before the work whose result it holds."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from graphpo_agent.errors import DataError, GraphPOError, RunError
+
+__all__ = ["check_above", "check_output", "check_parent", "check_place", "is_no_file"]
+
+_PROTECTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def is_no_file(path: Path) -> bool:
+    """Whether something else than a file lies there, such as a device, or the path names nothing.
+
+    Renaming a new file onto ``/dev/null`` would take it away from the whole machine.
+    """
+    return not path.name or (os.path.exists(path) and not os.path.isfile(path))
+
+
+def check_place(path: Path) -> None:
+    """Raise DataError where no file can be put, with the directories above it made if need be."""
+    if is_no_file(path):
+        raise DataError(
+            f"output {str(path)!r} is not a file and cannot be written over; name another"
+        )
+    _try(path, _existing_above(path), DataError)
+
+
+def check_output(path: Path) -> None:
+    """Raise RunError unless a file can be put there, in a directory that is there."""
+    if not path.name or path.is_dir():
+        raise RunError(f"output {str(path)!r} is a directory: name a file")
+    if is_no_file(path):
+        raise RunError(f"output {path} is a device or pipe: name a file")
+    check_parent(path, RunError)
+    _try(path, path.parent, RunError)
+
+
+def check_parent(path: Path, error: type[GraphPOError]) -> None:
+    """Raise an error unless the directory that a path names is there."""
+    if not path.parent.is_dir():
+        raise error(f"output {path}: there is no directory {path.parent}")
+
+
+def check_above(directory: Path) -> None:
+    """Raise RunError unless a directory can be made there, with those above it."""
+    above = _existing_above(directory)
+    if not above.is_dir():
+        raise RunError(f"output {directory}: {above} is no directory")
+    _try(directory, above, RunError)
+
+
+def _existing_above(path: Path) -> Path:
+    """The nearest place above a path where something is."""
+    return next(parent for parent in path.absolute().parents if os.path.exists(parent))
+
+
+def _try(path: Path, above: Path, error: type[GraphPOError]) -> None:
+    """Raise an error unless a file can be made above an output, by making one that goes at once.
+
+    Rights do not tell: a superuser has all of them in ``/proc``, where nothing can be made. Its
+    name is as long as an output's is while it is written.
+    """
+    try:
+        tempfile.NamedTemporaryFile(dir=above, prefix=f".{path.name}.").close()
+    except OSError as failure:
+        protected = failure.errno in _PROTECTED
+        reason = f"{above} is protected" if protected else failure.strerror
+        raise error(f"{path}: cannot be written ({reason}); name another") from failure
