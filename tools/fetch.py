@@ -35,6 +35,11 @@ Resolver = Callable[[str, int], Sequence[str]]
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _FIRST_BACKOFF_S = 0.5
+_HEADERS = {
+    "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8, application/json;q=0.5",
+    "Accept-Encoding": "gzip, deflate",
+    "Connection": "close",
+}
 _HTML = frozenset(("text/html", "application/xhtml+xml"))
 _PLAIN = frozenset(("text/plain", "text/markdown", "application/json"))
 _LASTING = frozenset(("bad_arguments", "no_result"))
@@ -131,12 +136,7 @@ class WebReader:
         self._allowed_networks = [_network(text) for text in allowed_networks]
         self._include_links = include_links
         self._blocked = BlockList(blocked_hosts)
-        self._headers = {
-            "User-Agent": user_agent,
-            "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8, application/json;q=0.5",
-            "Accept-Encoding": "gzip, deflate",
-            "Connection": "close",
-        }
+        self._headers = {"User-Agent": user_agent, **_HEADERS}
         self._deadline_s = deadline_s
         self._tries = tries
         self._max_bytes = max_bytes
