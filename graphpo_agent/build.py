@@ -127,7 +127,8 @@ def _vllm_options(engine: VllmEngineConfig | VerlEngineConfig, model: ModelConfi
         raise ConfigError(
             "engine.kind verl only trains: set engine={kind: local} here, or {kind: vllm}"
         )
-    return VllmOptions(dtype=model.dtype, **engine.model_dump(exclude={"kind"}))
+    dtype = "bfloat16" if model.autocast else model.dtype
+    return VllmOptions(dtype=dtype, **engine.model_dump(exclude={"kind"}))
 
 
 def check_precision(config: ModelConfig) -> None:

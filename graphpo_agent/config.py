@@ -230,7 +230,7 @@ class UpdateConfig(Strict):
     those that were recorded while sampling."""
     max_tokens_per_batch: Positive = 4096
     """Tokens in one forward pass; bounds memory. A larger graph is cut into several passes that
-    compute its prefixes again. On a CPU more is slower."""
+    compute its prefixes again; a path is never cut. On a CPU more is slower."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, one more forward pass."""
     compile_layers: bool = False

@@ -24,6 +24,7 @@ from graphpo_agent.config_methods import (
     TreeRLMethod,
 )
 from graphpo_agent.config_state import SummaryState
+from graphpo_agent.engines.local.cache import shelf_capacity
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
@@ -31,6 +32,7 @@ from graphpo_agent.engines.local.memory import (
     estimate_memory,
     free_memory,
     model_sizes,
+    token_bytes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
 from graphpo_agent.engines.local.pieces import block_length
@@ -87,13 +89,16 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
         add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
     device, sizes = usable_device(device_of(config.model)), model_sizes(model)
     on_cpu, path = device.type == "cpu", max(1, mode.max_response_tokens // 2)
+    compute = compute_options(config)
     if isinstance(config.engine, LocalEngineConfig):
-        held = gib(config.engine.max_batch_gib)
+        columns = config.train.prompts_per_step * _columns_at_once(config)
+        held = min(gib(config.engine.max_batch_gib), columns * token_bytes(sizes, compute))
         kept = config.train.prompts_per_step * _graph_tokens(config)
     else:
-        held, kept = _vllm_bytes(config.engine, sizes.weight_bytes, device), 0
+        halved = 2 if config.model.autocast else 1
+        held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
     needs = UpdateSizes(
-        max_tokens=update.max_tokens_per_batch,
+        max_tokens=max(update.max_tokens_per_batch, mode.max_response_tokens),
         block_tokens=block_length(path),
         path_tokens=path,
         reference=update.kl_coefficient > 0 and config.model.lora is None,
@@ -103,7 +108,7 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
         sampler_stays=on_cpu or config.engine.kind == "vllm",
         device_type=device.type,
     )
-    return estimate_memory(sizes, needs, compute_options(config))
+    return estimate_memory(sizes, needs, compute)
 
 
 def _vllm_bytes(
@@ -113,6 +118,12 @@ def _vllm_bytes(
     if device.type == "cpu":
         return weight_bytes + gib(engine.kv_cache_gib)
     return int(engine.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
+
+
+def _columns_at_once(config: RunConfig) -> int:
+    """The most columns that the continuations of one graph can hold together."""
+    _, paths = _most_edges(config)
+    return paths * shelf_capacity(config.mode.max_response_tokens)
 
 
 def _graph_tokens(config: RunConfig) -> int:

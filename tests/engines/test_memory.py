@@ -231,15 +231,16 @@ def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, m
         *method,
         "mode={kind: segment, segment_length: 10, max_response_tokens: 30}",
         "model.device=cpu",
-        "engine={kind: local, max_batch_gib: 0.5}",
+        "engine={kind: local, max_batch_gib: 1e-6}",
     )
     one, three = (
         told(reach, tmp_path, *run, f"train.prompts_per_step={count}") for count in (1, 3)
     )
     model = load_model(str(reach / "policy"))
     token = kv_shape(model).bytes_per_token
-    assert one.sampler == GIB // 2 + edges * 10 * token
-    assert three.sampler == GIB // 2 + 3 * edges * 10 * token
+    running = int(1e-6 * GIB)
+    assert one.sampler == running + edges * 10 * token
+    assert three.sampler == running + 3 * edges * 10 * token
     parts = (one.weights, one.gradients, one.optimizer, one.activations, one.logits, one.sampler)
     assert one.total == sum(parts), "on a CPU the sampler keeps its memory"
 
@@ -248,18 +249,42 @@ def test_turns_hold_their_observations_and_paths_end_at_their_limit(kb, tmp_path
     def tokens(*overrides):
         run = ("method={name: grpo, group_size: 2}", "train.prompts_per_step=1", *overrides)
         held = told(
-            kb, tmp_path, *run, "engine={kind: local, max_batch_gib: 0.5}", "model.device=cpu"
+            kb, tmp_path, *run, "engine={kind: local, max_batch_gib: 1e-6}", "model.device=cpu"
         ).sampler
-        return (held - GIB // 2) // kv_shape(load_model(str(kb / "policy"))).bytes_per_token
+        return (held - int(1e-6 * GIB)) // kv_shape(load_model(str(kb / "policy"))).bytes_per_token
 
     mode = ("mode.max_turns=3", "mode.max_turn_tokens=8", "mode.max_observation_tokens=30")
     assert tokens(*mode, "mode.max_response_tokens=1000") == 2 * 3 * (8 + 30)
     assert tokens(*mode, "mode.max_response_tokens=50") == 2 * 50
 
 
+def test_what_runs_at_once_is_no_more_than_there_are_paths(reach, tmp_path):
+    """Twelve paths of up to 70 tokens, on shelves of 128."""
+    run = (
+        "method={name: grpo, group_size: 4}",
+        "mode={kind: segment, segment_length: 10, max_response_tokens: 70}",
+        "train.prompts_per_step=3",
+        "model.device=cpu",
+    )
+    token = kv_shape(load_model(str(reach / "policy"))).bytes_per_token
+    assert told(reach, tmp_path, *run).sampler == 12 * (128 + 70) * token
+
+
+def test_a_row_holds_a_whole_path_however_short_rows_are_to_be(reach, tmp_path):
+    run = ("model.device=cpu", "mode.max_response_tokens=500")
+    short, path, long = (
+        told(reach, tmp_path, *run, f"update.max_tokens_per_batch={tokens}").activations
+        for tokens in (1, 500, 1000)
+    )
+    assert 0 < short == path == long // 2
+
+
 def test_vllm_holds_weights_of_its_own_beside_its_keys_and_values(reach, tmp_path):
-    estimate = told(reach, tmp_path, "engine={kind: vllm, kv_cache_gib: 0.5}", "model.device=cpu")
+    run = ("engine={kind: vllm, kv_cache_gib: 0.5}", "model.device=cpu")
+    estimate = told(reach, tmp_path, *run)
     assert estimate.sampler == estimate.weights + GIB // 2
+    halves = told(reach, tmp_path, *run, "model.autocast=true")
+    assert halves.sampler == estimate.weights // 2 + GIB // 2
 
 
 def test_the_estimate_is_told_in_lines_and_names_the_setting_to_lower():

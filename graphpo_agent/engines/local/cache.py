@@ -15,10 +15,12 @@ from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import folded_attention
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["KVPool", "KVShape", "Shelf"]
+__all__ = ["KVPool", "KVShape", "Shelf", "shelf_capacity"]
 
 _FIRST_SLOTS = 4096
 _FIRST_ROWS = 16
+_FIRST_CAPACITY = 64
+"""Columns of the shortest shelf; every further one is twice as long."""
 _COPIED_AT_ONCE = 2**11
 """Tokens copied between pool and shelf in one go; what is between them stays in the caches."""
 
@@ -104,6 +106,14 @@ class KVPool:
         read = (blocks.index_select(0, index) for index in (keys, keys + 1))
         keys, values = (x.view(*slots.shape, *x.shape[1:]).transpose(1, 2) for x in read)
         return keys, values
+
+
+def shelf_capacity(num_tokens: int) -> int:
+    """Columns of the shortest shelf for so many tokens."""
+    capacity = _FIRST_CAPACITY
+    while capacity < num_tokens:
+        capacity *= 2
+    return capacity
 
 
 class Shelf:

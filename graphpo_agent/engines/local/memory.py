@@ -23,9 +23,13 @@ __all__ = [
     "estimate_memory",
     "free_memory",
     "model_sizes",
+    "token_bytes",
 ]
 
 _MASTER_BYTES = 4
+_ROW_TOKENS = (
+    "update.max_tokens_per_batch (or mode.max_response_tokens: a row holds a whole path at least)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,8 @@ class MemoryEstimate:
     def _advice(self) -> str:
         """The setting that takes most."""
         advice = {
-            "activations": "lower update.max_tokens_per_batch or set update.gradient_checkpointing",
-            "logits": "lower update.max_tokens_per_batch",
+            "activations": f"lower {_ROW_TOKENS} or set update.gradient_checkpointing",
+            "logits": f"lower {_ROW_TOKENS}",
             "sampler": "lower train.prompts_per_step or what engine lets the sampler hold",
             "reference": "set update.kl_coefficient to 0 or model.lora",
             "optimizer": "set model.lora, or use a smaller model",
@@ -155,7 +159,7 @@ def estimate_memory(
     optimizer = 2 * gradients
     activations = _activations(model, update, compute)
     logits = _logits(model, update, compute)
-    sampler = update.sampler_bytes + update.sampled_tokens * _token_bytes(model, compute)
+    sampler = update.sampler_bytes + update.sampled_tokens * token_bytes(model, compute)
     updating = gradients + optimizer + activations + logits
     updating += sampler if update.sampler_stays else 0
     # The sampler of float32 weights multiplies by copies of them.
@@ -216,7 +220,7 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
     return rows * model.vocabulary * (2 * max(product, _MASTER_BYTES) + rounded)
 
 
-def _token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
+def token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Keys and values of one token, in all layers."""
     return 2 * model.layers * model.key_width * _product_bytes(model, compute)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.attention import attention
-from graphpo_agent.engines.local.cache import KVPool, Shelf
+from graphpo_agent.engines.local.cache import KVPool, Shelf, shelf_capacity
 from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape, next_pieces
 from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
@@ -39,8 +39,6 @@ _PREFILL_TOKENS = 4096
 """Prefix tokens of one pass; more leave the processor's caches and gain nothing."""
 _DRAWN_AT_ONCE = 256
 """Rows whose logits are made together; bounds their memory."""
-_FIRST_CAPACITY = 64
-"""Columns of the shortest shelf; every further one is twice as long."""
 
 
 class LocalPolicy:
@@ -395,7 +393,4 @@ class LocalPolicy:
 
 def _capacity(one: Continuation) -> int:
     """Columns of the shelf that a continuation fits on; its last token needs none."""
-    capacity = _FIRST_CAPACITY
-    while capacity < one.num_tokens + one.max_new_tokens - 1:
-        capacity *= 2
-    return capacity
+    return shelf_capacity(one.num_tokens + one.max_new_tokens - 1)
