@@ -192,7 +192,13 @@ def test_adapters_on_bfloat16_weights_learn_in_float32(make_model, tokenizer, tm
 
 
 @pytest.mark.parametrize(
-    ("family", "target"), [("qwen2", "embed_tokens"), ("qwen2", "lm_head"), ("llama", "lm_head")]
+    ("family", "target"),
+    [
+        ("qwen2", "embed_tokens"),
+        ("qwen2", "model.embed_tokens"),
+        ("qwen2", "lm_head"),
+        ("llama", "lm_head"),
+    ],
 )
 def test_the_output_head_is_not_adapted(make_model, family, target):
     model = make_model(family)
@@ -210,7 +216,26 @@ def test_an_embedding_of_its_own_is_adapted(make_model, tokenizer, tmp_path):
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-9)
 
 
-def test_layers_that_do_not_exist_are_one_line(make_model):
-    with pytest.raises(ConfigError, match=r"model\.lora .*query") as caught:
-        add_adapters(make_model(), LoraOptions(2, 4.0, ("query",)))
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("query",), "no layer query; it has down_proj, .*v_proj$"),
+        (("q_proj", "nonsense", "mlp.up", "proj"), "no layer nonsense and no mlp.up and no proj;"),
+    ],
+)
+def test_every_layer_that_does_not_exist_is_refused(make_model, names, says):
+    model = make_model()
+    with pytest.raises(ConfigError, match=rf"^model\.lora\.target_modules: .*{says}") as caught:
+        add_adapters(model, LoraOptions(2, 4.0, names))
+    assert "\n" not in str(caught.value) and "lm_head" not in str(caught.value)
+    assert trained_names(model) == {name for name, _ in model.named_parameters()}
+
+
+def test_layers_are_found_by_the_end_of_their_path(make_model):
+    model = adapted(make_model, options=LoraOptions(2, 4.0, ("self_attn.q_proj", "1.mlp.up_proj")))
+    layers = {name.partition(".lora_")[0] for name in trained_names(model)}
+    assert layers == {
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.mlp.up_proj",
+    }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.model import output_head
@@ -54,8 +54,8 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
     The adapters are in float32 or more, whatever the weights are: smaller updates would round away.
 
     Raises:
-        ConfigError: peft is not installed, or the model has no such layers, or they are its output
-            head or share its weights.
+        ConfigError: peft is not installed, or the model has no layers of such a name, or they are
+            its output head or share its weights.
     """
     try:
         from peft import LoraConfig
@@ -84,13 +84,25 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
 
 
 def _check_targets(model: PreTrainedModel, names: Collection[str]) -> None:
-    """Refuse the output head and embeddings tied to it: merged, the two would differ."""
+    """Refuse names of no layer, and of the output head or embeddings tied to it.
+
+    Merged, an adapted head and its embeddings would differ.
+    """
     head = output_head(model)
-    for path, module in model.named_modules():
-        last = path.rpartition(".")[2]
-        if last in names and (module is head or getattr(module, "weight", None) is head.weight):
+    layers = {f".{path}": module for path, module in model.named_modules()}
+    named = {name: [m for path, m in layers.items() if path.endswith(f".{name}")] for name in names}
+    unknown = [name for name, modules in named.items() if not modules]
+    if unknown:
+        linear = {path for path, module in layers.items() if isinstance(module, nn.Linear)}
+        there = sorted({path.rpartition(".")[2] for path in linear if layers[path] is not head})
+        raise ConfigError(
+            f"model.lora.target_modules: {model.name_or_path} has no layer "
+            f"{' and no '.join(unknown)}; it has {', '.join(there)}"
+        )
+    for name, modules in named.items():
+        if any(m is head or getattr(m, "weight", None) is head.weight for m in modules):
             raise ConfigError(
-                f"model.lora.target_modules: {last} of {model.name_or_path} is the output head or "
+                f"model.lora.target_modules: {name} of {model.name_or_path} is the output head or "
                 "tied to it and cannot be adapted; leave it out"
             )
 
