@@ -1,9 +1,16 @@
 """What all configuration models share: strictness, ranges, objects named by import path."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from graphpo_agent.net.checks import check_address
 
@@ -80,6 +87,22 @@ ObjectConfig = Annotated[dict[str, Any], AfterValidator(_names_a_class)]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, values do not change."""
+    """Unknown keys are refused, values do not change.
+
+    A part that does not say its kind is of the kind that it has where the whole part is left out.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_default_kinds(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given = cast(dict[str, Any], data)
+        parts: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            part, tag, default = given.get(name), field.discriminator, field.default
+            if isinstance(part, dict) and isinstance(tag, str) and isinstance(default, BaseModel):
+                parts[name] = {tag: getattr(default, tag), **part}
+        return given | parts

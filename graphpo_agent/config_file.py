@@ -107,10 +107,13 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 def _first_problem(error: ValidationError, data: Any) -> str:
     problems: list[Mapping[str, Any]] = [*error.errors()]
     first = problems[0]
-    where = ".".join(_keys(first["loc"], data))
+    location = [*map(str, first["loc"])]
+    keys = [*_keys(location, data)]
+    where = ".".join(keys)
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        message = "unknown key"
+        kind = location[-2:-1]
+        message = f"unknown key of {kind[0]!r}" if kind != keys[-2:-1] else "unknown key"
     elif first["type"] == "missing":
         message = "is missing"
     elif first["type"] == "union_tag_not_found":
@@ -121,11 +124,12 @@ def _first_problem(error: ValidationError, data: Any) -> str:
     return f"{where}: {message}{more}" if where else f"{message}{more}"
 
 
-def _keys(location: Sequence[str | int], data: Any) -> Iterator[str]:
+def _keys(location: Sequence[str], data: Any) -> Iterator[str]:
     """A problem's location as the user wrote it: pydantic adds the tag of a union's choice."""
-    for part in location:
-        if isinstance(data, dict) and part in (data.get("kind"), data.get("name")):
-            continue
-        yield str(part)
+    for number, part in enumerate(location, 1):
         if isinstance(data, dict):
+            absent = part not in data and number < len(location)  # the tag of a default
+            if absent or part in (data.get("kind"), data.get("name")):
+                continue
             data = data.get(part)
+        yield part

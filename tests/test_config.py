@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from graphpo_agent.cli import main
-from graphpo_agent.config import RunConfig, SftConfig
+from graphpo_agent.config import (
+    AgentMode,
+    LocalEngineConfig,
+    RunConfig,
+    SearchR1DialectConfig,
+    SftConfig,
+    VllmEngineConfig,
+)
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.errors import ConfigError
 from tests.worlds import run_arguments, sft_overrides
@@ -17,7 +24,8 @@ KB = ROOT / "configs/toy/kb.yaml"
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("method.merge_treshold=0.9", "method.merge_treshold: unknown key"),
+        ("method.merge_treshold=0.9", "method.merge_treshold: unknown key of 'graphpo'"),
+        ("train.stepz=5", "train.stepz: unknown key"),
         ("method.merge_threshold=0", "method.merge_threshold: Input should be greater"),
         ("method.merge_threshold=1.01", "less than or equal to 1 (got 1.01)"),
         ("method.merge_threshold=.nan", "method.merge_threshold"),
@@ -47,6 +55,12 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("output=''", "output: Input should be a path"),
         ('model.path="a\\0"', "model.path: Input should be a path"),
         ('tasks.train=[a, "b\\n"]', "tasks.train.1: Input should be a path"),
+        ("engine.kv_cache_gib=1", "engine.kv_cache_gib: unknown key of 'local'"),
+        ("engine.max_batch_gib=0", "engine.max_batch_gib: Input should be greater than 0"),
+        ("mode.dialect={documents: none}", "mode.dialect.documents: Input should be"),
+        ("state={function: f}", "state: needs the key 'kind'"),
+        ("method={schedule: [2]}", "method: needs the key 'name'"),
+        ("state={kind: text, embedder: {dimension: 8}}", "state.embedder: needs the key 'kind'"),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_key(override: str, says: str) -> None:
@@ -94,6 +108,29 @@ def test_overrides_replace_values_and_make_sections() -> None:
     assert config.method.schedule == (3, 2)
     assert config.sampling.top_p == 0.9
     assert config.train.token_budget == 100000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "engine"),
+    [
+        (["engine.max_batch_gib=0.5"], LocalEngineConfig(max_batch_gib=0.5)),
+        (["engine={}"], LocalEngineConfig()),
+        (
+            ["engine.kv_cache_gib=2", "engine.kind=vllm"],
+            VllmEngineConfig(kind="vllm", kv_cache_gib=2),
+        ),
+    ],
+)
+def test_a_part_that_names_no_kind_is_of_its_default(
+    overrides: list[str], engine: LocalEngineConfig | VllmEngineConfig
+) -> None:
+    assert load_config(RunConfig, KB, overrides).engine == engine
+
+
+def test_a_part_of_a_part_that_names_no_kind_is_of_its_default() -> None:
+    mode = load_config(RunConfig, KB, ["mode.dialect={documents: verl}"]).mode
+    assert isinstance(mode, AgentMode)
+    assert mode.dialect == SearchR1DialectConfig(documents="verl")
 
 
 @pytest.mark.parametrize(
