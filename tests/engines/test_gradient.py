@@ -11,6 +11,7 @@ from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.pieces import cut_into_buckets
 from tests.engines.graphs import edge_logprobs, random_sample, with_rollout_logprobs
 
 
@@ -111,6 +112,20 @@ def test_gradient_equals_one_row_per_edge_to_rounding_without_the_norms_casts(
     monkeypatch.setattr(norm, "forward", norm_in_full_precision)
     assert len(pack(SAMPLES[-1:], max_tokens)) == (1 if max_tokens == 120 else 2)
     compare(make_model, tokenizer, SAMPLES, 1e-12, family=family, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("max_tokens", [2000, 400])
+def test_gradient_of_edges_that_are_computed_in_one_piece(
+    make_model, tokenizer, monkeypatch, max_tokens
+):
+    """Edges of up to 300 tokens: causal pieces beside blocks, in one row and in three."""
+    monkeypatch.setattr(Qwen3RMSNorm, "forward", norm_in_full_precision)
+    samples = [random_sample(seed, num_nodes=6, longest=300) for seed in (2, 3)]
+    batches = pack(samples, max_tokens)
+    assert len(batches) == (1 if max_tokens == 2000 else 3)
+    pieces = [{bucket.causal for bucket in cut_into_buckets(batch)[0]} for batch in batches]
+    assert pieces[0] == {True, False} and all(True in kinds for kinds in pieces)
+    compare(make_model, tokenizer, samples, 1e-12, "qwen3", max_tokens=max_tokens)
 
 
 def test_gradient_of_separate_terms_token_mean_and_asymmetric_clipping(
