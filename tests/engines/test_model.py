@@ -1,5 +1,6 @@
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -10,15 +11,20 @@ from transformers import (
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2MoeConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
+from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.model import (
     check_vocabulary,
+    computable,
     context_limit,
     load_model,
     model_without_weights,
     usable_device,
 )
+from graphpo_agent.engines.local.options import OptimizerOptions
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ModelError
 from graphpo_agent.rollout.scheduler import complete
@@ -231,3 +237,40 @@ def test_values_of_another_size_than_keys_are_one_line(tokenizer):
     with pytest.raises(ModelError, match="keys of size 12 with values of size 8") as caught:
         LocalPolicy(model, tokenizer)
     assert "\n" not in str(caught.value)
+
+
+def experts(tokenizer):
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    return Qwen3MoeForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("use", [LocalPolicy, partial(LocalEngine, optimizer=OptimizerOptions())])
+def test_experts_in_a_precision_they_do_not_know_are_one_line(tokenizer, use):
+    for dtype in (torch.float32, torch.bfloat16):
+        use(experts(tokenizer).to(dtype), tokenizer)
+    says = (
+        r"model .*\(Qwen3MoeForCausalLM\) cannot be computed in float64: .* model.dtype to float32"
+    )
+    with pytest.raises(ModelError, match=says) as caught:
+        use(experts(tokenizer).double(), tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_fails_in_every_precision_or_for_memory_is_not_blamed_on_it(make_model):
+    for error, model in [
+        (RuntimeError("kernel"), make_model().float()),
+        (torch.OutOfMemoryError("full"), make_model()),
+    ]:
+        with pytest.raises(type(error)), computable(model):
+            raise error

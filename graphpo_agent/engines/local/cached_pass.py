@@ -19,6 +19,7 @@ from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention, grouped_attention
 from graphpo_agent.engines.local.cache import KVPool, KVShape, Shelf
 from graphpo_agent.engines.local.contexts import Run
+from graphpo_agent.engines.local.model import computable
 from graphpo_agent.errors import ModelError
 
 __all__ = ["CachedPass", "Piece", "kv_shape", "next_pieces"]
@@ -137,11 +138,12 @@ def kv_shape(model: PreTrainedModel) -> KVShape:
     """What a token's keys and values are made of, found by computing one.
 
     Raises:
-        ModelError: the layers differ in it, or keys and values do.
+        ModelError: the layers differ in it, or keys and values do, or the model cannot be computed
+            in the precision of its weights.
     """
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     probe = _Probe(model)
-    with attention(model, "graphpo_cached"):
+    with attention(model, "graphpo_cached"), computable(model):
         model.base_model(
             input_ids=token,
             position_ids=token,

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.flat_attention import flat_layout
-from graphpo_agent.engines.local.model import head_dim, output_head
+from graphpo_agent.engines.local.model import computable, head_dim, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.token_scores import token_scores
@@ -173,14 +173,15 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
     """Raise ``ModelError`` unless the flat layout gives the model's own log-probabilities.
 
     It does not where the attention ignores transformers' attention interface or where logits
-    are more than the output head of the last hidden state (soft caps, scaled logits).
+    are more than the output head of the last hidden state (soft caps, scaled logits). Nor does it
+    where the model cannot be computed in the precision of its weights at all.
     """
     parent, offsets = np.array([-1, 0, 0]), np.array([0, 3, 5, 7])
     token_ids = np.arange(7) % output_head(model).weight.shape[0]
     mask = np.arange(7) >= 3
     nothing = np.zeros(7, np.float32)
     sample = TrainingSample("check", parent, offsets, token_ids, mask, nothing, np.zeros((1, 3)))
-    with torch.no_grad():
+    with torch.no_grad(), computable(model):
         with flat_passes(model, compute):
             flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
         rows = to_device(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]], model.device)

@@ -2,7 +2,8 @@
 
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from graphpo_agent.errors import ModelError, first_line
 
 __all__ = [
     "check_vocabulary",
+    "computable",
     "context_limit",
     "head_dim",
     "load_model",
@@ -122,6 +124,27 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
             f"tokenizer {tokenizer.hf.name_or_path} has {tokenizer.vocab_size} tokens but the "
             f"model knows {num_embeddings}; use the model's own tokenizer or resize its embeddings"
         )
+
+
+@contextmanager
+def computable(model: PreTrainedModel) -> Iterator[None]:
+    """Around a model's first pass: some kernels, of experts for one, know few precisions.
+
+    Raises:
+        ModelError: the model cannot be computed in the precision of its weights.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if model.dtype == torch.float32:  # which every kernel knows: it is something else
+            raise
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"model {model.name_or_path} ({type(model).__name__}) cannot be computed in {dtype}: "
+            f"{first_line(error)}; set model.dtype to float32"
+        ) from error
 
 
 def output_head(model: PreTrainedModel) -> nn.Linear:
