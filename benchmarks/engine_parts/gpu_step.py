@@ -15,6 +15,9 @@ from .step import PEERS, SKIPPED, TRL_PYTHON, seconds_of
 
 __all__ = ["run"]
 
+TRL_ROWS = (64, 32, 16)
+"""At once; the fastest of those that fit counts."""
+
 
 def step(directory: Path, quick: bool) -> dict[str, Any]:
     """Seconds of a GRPO step of this project and of TRL, one after the other."""
@@ -29,27 +32,24 @@ def step(directory: Path, quick: bool) -> dict[str, Any]:
     }
     (directory / "task.json").write_text(json.dumps(task))
     python = sys.executable if find_spec("trl") else str(TRL_PYTHON)
-    commands = {
-        "graphpo": [sys.executable, str(PEERS / "graphpo_step.py")],
-        "trl": [python, str(PEERS / "trl_step.py"), "--micro-batch", "16"],
-    }
-    if not find_spec("trl") and not TRL_PYTHON.exists():
-        del commands["trl"]
     steps = SKIPPED + (1 if quick else 3)
-    found = {}
-    for name, command in commands.items():
-        try:
-            found[name] = seconds_of(command, directory, steps)
-        except SystemExit as error:
-            if name == "graphpo":
-                raise
-            print(error, flush=True)
-    own = found["graphpo"]
-    ratio = found["trl"]["seconds"] / own["seconds"] if "trl" in found else None
-    return {"seconds": own["seconds"], "trl ×": ratio, "runs": found} | {
+    own = seconds_of([sys.executable, str(PEERS / "graphpo_step.py")], directory, steps)
+    result = {"seconds": own["seconds"], "runs": {"graphpo": own}} | {
         name: own[name]
         for name in ("prompt_tokens", "rollout_seconds", "update_seconds", "peak_bytes")
     }
+    tried = []
+    if find_spec("trl") or TRL_PYTHON.exists():
+        for rows in (16,) if quick else TRL_ROWS:
+            trl = [python, str(PEERS / "trl_step.py"), "--micro-batch", str(rows)]
+            try:
+                tried.append(seconds_of(trl, directory, steps))
+            except SystemExit as error:  # more rows than fit
+                print(error, flush=True)
+    if tried:
+        result["runs"]["trl"] = best = min(tried, key=lambda run: run["seconds"])
+        result["trl ×"] = best["seconds"] / own["seconds"]
+    return result
 
 
 def run(quick: bool, out: Path, command: str) -> None:
@@ -78,7 +78,8 @@ def _page(result: Mapping[str, Any]) -> list[str]:
         f"{one['model']}: **{one['seconds']:.2f} s** (rollout {one['rollout_seconds']:.2f}, "
         f"update {one['update_seconds']:.2f}); "
         + (
-            f"TRL {trl['versions']['trl']} with bf16 and 16 rows at once {trl['seconds']:.2f} s, "
+            f"TRL {trl['versions']['trl']} with bf16 and {trl['micro_batch']} rows at once, the "
+            f"fastest of {', '.join(map(str, TRL_ROWS))} that fit, {trl['seconds']:.2f} s, "
             f"**{one['trl ×']:.1f} ×**."
             if trl
             else "TRL was not measured."
