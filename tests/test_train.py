@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import graphpo_agent.train as train_module
 from graphpo_agent import commands
 from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
-from graphpo_agent.report.run_dir import RunDirectory, locked
+from graphpo_agent.report.run_dir import RunDirectory, locked, write_atomically
 from graphpo_agent.rollout.grow import Grower
 from tests.worlds import Storm, run_arguments, start_command
 
@@ -173,6 +174,50 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(reach: Path, tmp_
     assert error.count("\n") == 1 and error.startswith("graphpo: ")
     assert weights(run) == kept
     assert main(["train", "--resume", str(run), "train.steps=3"]) == 0
+
+
+@pytest.mark.parametrize("log", ["metrics", "graphs"])
+def test_a_disk_that_is_full_at_a_log_names_it(
+    reach: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    log: str,
+) -> None:
+    run = tmp_path / "run"
+    path = run / f"{log}.jsonl"
+    writer = {"metrics": "log_metrics", "graphs": "log_graph"}[log]
+    write = getattr(RunDirectory, writer)
+
+    def on_a_full_disk(self: RunDirectory, row: Any) -> None:
+        with files_of_at_most(path.stat().st_size + 100):
+            write(self, row)
+
+    monkeypatch.setattr(RunDirectory, writer, on_a_full_disk)
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 2
+    says = f"graphpo: File too large ({path}); what was complete before is still there\n"
+    assert capsys.readouterr().err.endswith(says)
+    assert path.read_text() == ""
+
+
+def test_a_disk_that_is_full_at_a_whole_file_names_it_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    with files_of_at_most(100), pytest.raises(OSError, match="too large") as caught:
+        write_atomically(path, "new" * 100)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a full disk, no file grows beyond so many bytes inside the ``with`` block."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def wait_for(happened: Any, process: subprocess.Popen[str]) -> None:

@@ -210,7 +210,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with _named(path), partial.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -223,10 +223,20 @@ def write_atomically(path: Path, text: str) -> None:
 def _append(path: Path, line: str) -> None:
     size = path.stat().st_size
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with _named(path), path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
     except OSError:
         os.truncate(path, size)
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A write that fails says which file, as an opening that fails does by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
         raise
 
 
