@@ -15,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graphpo_agent.engines.local.adapter_files import under_adapters
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import has_adapters, merged_weights
+from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.vllm_start import VllmOptions, start_vllm
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.protocols import Tokenizer
@@ -88,12 +90,15 @@ class VllmPolicy:
     """
 
     def __init__(self, model_name: str, tokenizer: Tokenizer, options: VllmOptions) -> None:
-        """Start vLLM with the weights of a directory or hub model.
+        """Start vLLM with the weights of a directory or hub model; adapters are merged into them.
 
         Raises:
             ConfigError: vLLM is not installed, or refuses the model, the options or the machine.
+            ModelError: adapters cannot be merged, or the model that they belong to is not there.
+            RunError: adapters are missing, damaged or belong to another model.
         """
-        self._engine = start_vllm(model_name, options)
+        whole, adapters = under_adapters(model_name)
+        self._engine = start_vllm(whole, options)
         model = self._engine.model_config
         self.tokenizer = tokenizer
         self.max_context_tokens = model.max_model_len
@@ -103,6 +108,9 @@ class VllmPolicy:
         self._running: dict[str, _Continuation] = {}
         self._ended: list[tuple[int, Completion]] = []
         self._tickets = self._prefilled_tokens = 0
+        if adapters:
+            merged = load_model(model_name, getattr(torch, options.dtype))
+            self.load_weights(merged.state_dict().items())
 
     def open(self, token_ids: Sequence[int]) -> VllmContext:
         """A context that holds a prompt."""

@@ -339,6 +339,22 @@ def test_adapters_reach_the_policy_added_to_the_weights(
     assert distance(model, PROMPT, after) < 1e-4
 
 
+def test_a_checkpoint_of_adapters_samples_with_them(
+    directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    add_adapters(model, LoraOptions(rank=4, alpha=8.0))
+    imitation = ImitationOptions(1e-2, 10, 0)
+    learner = LocalEngine(model, tokenizer, OptimizerOptions(), imitation=imitation)
+    for _ in range(5):
+        learner.imitate([LESSON])
+    learner.save_checkpoint(tmp_path / "step")
+    policy = VllmPolicy(str(tmp_path / "step"), tokenizer, OPTIONS)
+    (drawn,) = complete(policy, [SampleRequest(policy.open(PROMPT), 2, 20)])
+    assert (
+        distance(model, PROMPT, drawn) < 1e-4 < distance(load_model(str(directory)), PROMPT, drawn)
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

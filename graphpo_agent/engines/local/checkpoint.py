@@ -7,6 +7,7 @@ trained it is a peft adapter directory instead, which names the model that they 
 import io
 import os
 import shutil
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from graphpo_agent.engines.local.lora import has_adapters, merged_model, read_adapters
+from graphpo_agent.engines.local.adapter_files import read_adapters, under_adapters
+from graphpo_agent.engines.local.lora import has_adapters, merged_model
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import RunError, first_line
@@ -79,6 +81,10 @@ def read_checkpoint(
         raise RunError(f"checkpoint {directory}: {_STATE_FILE} is missing; name a checkpoint")
     weights = None
     if not has_adapters(model):
+        if under_adapters(str(directory))[1]:
+            raise RunError(
+                f"checkpoint {directory} holds adapters: go on with its run's model.lora"
+            )
         weights = load_model(str(directory), model.dtype).state_dict()
     state, counted = _read_state(path, model.device, counters)
     try:
@@ -112,7 +118,10 @@ def _read_state(
 
 def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(directory)
+    with warnings.catch_warnings():
+        # Of a model that is made of adapters: peft looks there for the size of a vocabulary.
+        warnings.filterwarnings("ignore", message="Could not find a config file")
+        model.save_pretrained(directory)
     tokenizer.hf.save_pretrained(directory)
 
 

@@ -7,15 +7,13 @@ import copy
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.model import output_head
-from graphpo_agent.errors import ConfigError, RunError, first_line
+from graphpo_agent.errors import ConfigError, first_line
 
 __all__ = [
     "LoraOptions",
@@ -24,10 +22,7 @@ __all__ = [
     "has_adapters",
     "merged_model",
     "merged_weights",
-    "read_adapters",
 ]
-
-_ADAPTERS_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +142,3 @@ def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     plain.tie_weights()
     plain.generation_config = model.generation_config
     return plain
-
-
-def read_adapters(directory: Path, model: PreTrainedModel) -> None:
-    """Put the adapters of a checkpoint into a model that has adapters, bit for bit.
-
-    Raises:
-        RunError: they are missing or belong to another model.
-    """
-    from peft import set_peft_model_state_dict
-
-    path = directory / _ADAPTERS_FILE
-    if not path.is_file():
-        raise RunError(f"checkpoint {directory}: {_ADAPTERS_FILE} is missing; it has no adapters")
-    try:
-        result = set_peft_model_state_dict(model, load_file(path))
-    except RuntimeError as error:
-        reason = first_line(error)
-        raise RunError(f"checkpoint {directory} belongs to another model: {reason}") from error
-    missing = [name for name in result.missing_keys if ".lora_" in name]
-    if missing or result.unexpected_keys:
-        first = (missing + result.unexpected_keys)[0]
-        raise RunError(f"checkpoint {directory} belongs to another model: adapter {first}")

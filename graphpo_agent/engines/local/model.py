@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ModelError, first_line
 
@@ -43,26 +44,32 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal LM from a directory (never the network) or from the Hugging Face hub.
 
+    A directory may hold adapters: they are merged into the model that they belong to.
+
     The model is in evaluation mode and stays so in training: dropout would make the importance
     ratios of an unchanged policy differ from 1.
 
     Raises:
         ModelError: nothing there, unreadable, weights missing, or a kind of model that the
             flat layout cannot express (see ``context_limit``); or the device cannot be used.
+        RunError: adapters are missing, damaged or belong to another model.
     """
     where = usable_device(device)
-    local = check_model_directory(name, "config.json")
+    whole, adapters = under_adapters(name)
+    local = check_model_directory(whole, "config.json")
     transformers_logging.disable_progress_bar()
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, local_files_only=local, output_loading_info=True
+            whole, dtype=dtype, local_files_only=local, output_loading_info=True
         )
     except Exception as error:  # of no narrower kind, where a value is one no model can have
         reason = _reason(error, "config.json or a weight file")
-        raise ModelError(f"model {name} cannot be loaded: {reason}") from error
+        raise ModelError(f"model {whole} cannot be loaded: {reason}") from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
-    _check_weights(name, info)
+    _check_weights(whole, info)
     context_limit(model.config)
+    for directory in adapters:
+        model = merge_adapters(model, directory)
     model.to(where)  # pyright: ignore[reportArgumentType] (transformers types self away)
     return model.eval()
 
@@ -89,14 +96,15 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         ModelError: nothing there, or no causal language model.
     """
-    local = check_model_directory(name, "config.json")
+    whole, _ = under_adapters(name)
+    local = check_model_directory(whole, "config.json")
     try:
-        config = AutoConfig.from_pretrained(name, local_files_only=local)
+        config = AutoConfig.from_pretrained(whole, local_files_only=local)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:
         reason = _reason(error, "config.json")
-        raise ModelError(f"model {name} cannot be read: {reason}") from error
+        raise ModelError(f"model {whole} cannot be read: {reason}") from error
 
 
 def _reason(error: Exception, files: str) -> str:

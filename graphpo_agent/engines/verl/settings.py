@@ -12,6 +12,7 @@ from graphpo_agent.config_methods import (
     ProsMethod,
     TreeMethod,
 )
+from graphpo_agent.engines.local.adapter_files import under_adapters
 from graphpo_agent.errors import ConfigError
 
 __all__ = ["advantage_terms", "check_settings", "verl_engine", "verl_settings"]
@@ -53,6 +54,8 @@ def check_settings(config: RunConfig) -> None:
         "model.lora is not supported: leave it out, or use engine.kind local or vllm": (
             config.model.lora is not None
         ),
+        f"model.path {config.model.path} holds adapters, and verl starts from whole weights: name "
+        "the model/ of a run that has ended": bool(under_adapters(config.model.path)[1]),
         f"model.dtype {config.model.dtype}: verl keeps float32 weights; model.autocast multiplies "
         "them in bfloat16": config.model.dtype != "float32",
         "update.old_logprobs rollout with sampling.top_p below 1: verl's servers give "

@@ -25,6 +25,18 @@ def config(*overrides: str) -> RunConfig:
     return load_config(RunConfig, REACH, [ENGINE, *overrides])
 
 
+def test_verl_does_not_start_from_adapters(tmp_path: Path) -> None:
+    step, policy = tmp_path / "step", tmp_path / "policy"
+    step.mkdir()
+    policy.mkdir()
+    (policy / "config.json").write_text("{}")
+    adapters = {"base_model_name_or_path": str(policy)}
+    (step / "adapter_config.json").write_text(json.dumps(adapters))
+    check_settings(config(f"model.path={policy}"))
+    with pytest.raises(ConfigError, match=r"^engine\.kind verl: .*/step holds adapters"):
+        check_settings(config(f"model.path={step}"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
