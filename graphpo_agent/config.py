@@ -58,7 +58,8 @@ class ModelConfig(Strict):
     """The policy's weights."""
 
     path: FilePath
-    """A Hugging Face directory or hub name."""
+    """A Hugging Face directory or hub name. A checkpoint of adapters (``lora``) is merged into the
+    model that it names."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: str = "auto"
     """``auto`` is the GPU where there is one, else the CPU."""
