@@ -139,10 +139,13 @@ def test_a_resumed_run_is_bit_identical(make_model, tokenizer, tmp_path):
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def test_a_checkpoint_is_a_peft_directory_that_names_its_base(make_model, tokenizer, tmp_path):
+def test_a_checkpoint_is_a_peft_directory_that_names_its_base(
+    make_model, tokenizer, tmp_path, monkeypatch
+):
     make_model().save_pretrained(tmp_path / "base")
-    base = load_model(str(tmp_path / "base"), torch.float64)
-    model = adapted(lambda _family: base)
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path)
+        model = adapted(lambda _family: load_model("base", torch.float64))
     engine = LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING)
     engine.save_checkpoint(tmp_path / "step")
     assert not (tmp_path / "step/model.safetensors").exists()

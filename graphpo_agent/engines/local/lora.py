@@ -4,9 +4,11 @@ Only the adapters are trained; sampling uses the adapted weights because it uses
 """
 
 import copy
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +73,10 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
     except ValueError as error:
         reason = first_line(error)
         raise ConfigError(f"model.lora does not fit {model.name_or_path}: {reason}") from error
+    name = str(model.name_or_path)
+    if os.path.isdir(name):  # a checkpoint finds its base from anywhere
+        (made,) = cast(Any, model).peft_config.values()
+        made.base_model_name_or_path = os.path.abspath(name)
     for parameter in model.parameters():
         if parameter.requires_grad:
             dtype = torch.promote_types(parameter.dtype, torch.float32)
