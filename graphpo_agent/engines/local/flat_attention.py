@@ -164,8 +164,8 @@ def _flat(arrays: Sequence[IntArray], device: torch.device) -> Tensor:
 
 def _additive(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
     """[E, 1, Q, T] 0 where ``seen`` [E, Q, T], else -inf."""
-    mask = torch.zeros(seen.shape, dtype=dtype)
-    return mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)[:, None].to(device)
+    mask = torch.where(torch.from_numpy(seen), 0.0, -torch.inf)
+    return mask[:, None].to(device, dtype)
 
 
 AttentionInterface.register("graphpo_flat", gathered_attention)

@@ -124,12 +124,15 @@ class Bucket:
 
     def seen(self, exits: IntArray) -> NDArray[np.bool_]:
         """[E, Q, T] whether a query of a block sees a key; ``exits`` is the row's."""
-        queries, keys = self.queries[:, :, None], self.keys[:, None]
         before = self.keys.shape[1] - self.queries.shape[1]
         columns = np.arange(self.keys.shape[1])
         real = columns >= before - self.path_lengths[:, None]
         real &= columns < before + self.own_lengths[:, None]
-        return (keys <= queries) & (queries < exits[keys]) & real[:, None]
+        # A key is seen until its subtree ends, from itself on; all of the path comes before.
+        ends = np.where(real, exits[self.keys], 0).astype(np.int32)
+        seen = self.queries.astype(np.int32)[:, :, None] < ends[:, None]
+        seen[:, :, before:] &= np.tri(self.queries.shape[1], dtype=np.bool_)
+        return seen
 
 
 def block_length(mean_path: float) -> int:
