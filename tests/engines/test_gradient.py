@@ -65,6 +65,21 @@ def engine_gradients(engine, model, samples):
     return grads, metrics
 
 
+def check_update(engine, model, oracle, samples, loss, tolerance):
+    """An update has an oracle's loss, and the gradients that the oracle's backward pass left.
+
+    Returns:
+        The update's metrics.
+    """
+    grads, metrics = engine_gradients(engine, model, samples)
+    expected = gradients(oracle)
+    assert max(g.abs().max() for g in expected.values()) > 1e-3
+    worst = max(float((grads[name] - expected[name]).abs().max()) for name in expected)
+    assert worst <= tolerance, worst
+    assert metrics["update/loss"] == pytest.approx(loss.item(), abs=1e-8)
+    return metrics
+
+
 def compare(make_model, tokenizer, samples, tolerance, family="qwen2", attention="sdpa", **options):
     objective = options.pop("objective", Objective())
     spread = options.pop("spread", 0.3)
@@ -85,12 +100,7 @@ def compare(make_model, tokenizer, samples, tolerance, family="qwen2", attention
         UpdateOptions(old_logprobs="rollout", objective=objective, **options),
         compute=compute,
     )
-    grads, metrics = engine_gradients(engine, model, samples)
-    expected = gradients(oracle)
-    assert max(g.abs().max() for g in expected.values()) > 1e-3
-    worst = max(float((grads[name] - expected[name]).abs().max()) for name in expected)
-    assert worst <= tolerance, worst
-    assert metrics["update/loss"] == pytest.approx(loss.item(), abs=1e-8)
+    metrics = check_update(engine, model, oracle, samples, loss, tolerance)
     assert 0 < metrics["update/clip_fraction"] < 1
 
 
