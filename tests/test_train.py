@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.report.run_dir import RunDirectory, locked, write_atomically
 from graphpo_agent.rollout.grow import Grower
-from tests.worlds import Storm, run_arguments, start_command
+from tests.worlds import Storm, files_of_at_most, run_arguments, start_command
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -207,17 +206,6 @@ def test_a_disk_that_is_full_at_a_whole_file_names_it_and_keeps_the_old_one(tmp_
         write_atomically(path, "new" * 100)
     assert caught.value.filename == str(path)
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a full disk, no file grows beyond so many bytes inside the ``with`` block."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def wait_for(happened: Any, process: subprocess.Popen[str]) -> None:

@@ -1,9 +1,11 @@
 """Tiny worlds and policies for tests that run the whole program."""
 
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,3 +131,14 @@ def start_command(arguments: list[str], **settings: Any) -> subprocess.Popen[str
         text=True,
         **settings,
     )
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a full disk, no file grows beyond so many bytes inside the ``with`` block."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

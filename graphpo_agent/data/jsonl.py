@@ -12,7 +12,7 @@ from typing import Any
 from graphpo_agent.errors import DataError
 from graphpo_agent.outputs import check_place
 
-__all__ = ["checked_row", "parse_json", "read_rows", "write_rows"]
+__all__ = ["append_line", "checked_row", "parse_json", "read_rows", "write_rows"]
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -116,3 +116,20 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, which is as it was where that fails.
+
+    Raises:
+        OSError: it cannot be written; names the file.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        if path.exists():
+            os.truncate(path, size)
+        error.filename = str(path)
+        raise

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.data.jsonl import append_line
 from graphpo_agent.directory_lock import directory_lock
 from graphpo_agent.errors import RunError
 
@@ -93,11 +94,11 @@ class RunDirectory:
     def log_metrics(self, row: Mapping[str, float]) -> None:
         """Append one step's metrics; values that are not finite are left out."""
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
-        _append(self.metrics_path, json.dumps(finite))
+        append_line(self.metrics_path, json.dumps(finite))
 
     def log_graph(self, line: str) -> None:
         """Append one graph (``graphpo.graph/1``)."""
-        _append(self.graphs_path, line)
+        append_line(self.graphs_path, line)
 
     def save_checkpoint(self, progress: Progress, keep: int, save: Callable[[Path], None]) -> None:
         """Write a checkpoint whole or not at all, then delete all but the ``keep`` newest.
@@ -207,36 +208,22 @@ def read_json(path: Path) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; names the file.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with _named(path), partial.open("w", encoding="utf-8") as file:
+        with partial.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
-        raise
-
-
-def _append(path: Path, line: str) -> None:
-    size = path.stat().st_size
-    try:
-        with _named(path), path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    except OSError:
-        os.truncate(path, size)
-        raise
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """A write that fails says which file, as an opening that fails does by itself."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.data.jsonl import append_line
+
 __all__ = ["RunLog", "renamed", "step_metrics"]
 
 _NAMES = {
@@ -45,13 +47,13 @@ class RunLog:
         self._tokens += row.get("tokens/generated", 0.0)
         row["tokens/total"] = self._tokens
         head = {"step": step, "progress": step / self._steps}
-        _append(self._run / "metrics.jsonl", json.dumps(head | row))
+        append_line(self._run / "metrics.jsonl", json.dumps(head | row))
 
     def log_graph(self, notes: Sequence[Mapping[str, Any]]) -> None:
         """Append the longest of the graphs that came as a line."""
         lines = [note["line"] for note in notes if note.get("line")]
         if lines:
-            _append(self._run / "graphs.jsonl", max(lines, key=len))
+            append_line(self._run / "graphs.jsonl", max(lines, key=len))
 
 
 def renamed(data: Mapping[str, Any]) -> dict[str, float]:
@@ -95,8 +97,3 @@ def _name(name: str) -> str:
 def _tokens_so_far(metrics: Path) -> float:
     lines = metrics.read_text().splitlines() if metrics.is_file() else []
     return json.loads(lines[-1]).get("tokens/total", 0.0) if lines else 0.0
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")

@@ -14,7 +14,7 @@ from graphpo_agent.engines.verl.settings import check_settings, verl_settings
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.train_verl import check_fresh, rewind_logs
-from tests.worlds import ROOT
+from tests.worlds import ROOT, files_of_at_most
 
 REACH = ROOT / "configs/toy/reach.yaml"
 SEARCH = ROOT / "configs/search/qwen2.5-7b-verl.yaml"
@@ -191,6 +191,20 @@ def logged_run(path: Path) -> RunDirectory:
         log.log({"tokens/generated": 10.0 * (step > 0), "reward/mean": 0.1 * step}, step)
         log.log_graph([{"line": None}, {"line": json.dumps({"id": f"step-{step}/task/1"})}])
     return run
+
+
+def test_a_log_of_a_full_disk_is_named_and_keeps_its_rows(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, steps=4)
+    log.log({"reward/mean": 0.5}, 1)
+    path = tmp_path / "metrics.jsonl"
+    before = path.read_text()
+    with (
+        files_of_at_most(path.stat().st_size + 10),
+        pytest.raises(OSError, match="too large") as caught,
+    ):
+        log.log({"reward/mean": 0.5}, 2)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == before
 
 
 def test_a_resumed_runs_logs_go_on_where_the_checkpoint_was_written(tmp_path: Path) -> None:
