@@ -7,7 +7,7 @@ raw numbers per world and one map of all worlds to ``benchmarks/results/``.
 
     python benchmarks/method_map.py                      # everything: half a day on 2 cores
     python benchmarks/method_map.py --worlds kb --methods graphpo grpo --seeds 2
-    python benchmarks/method_map.py --worlds trace-large --jobs 8         # on a GPU
+    python benchmarks/method_map.py --worlds reach-large trace-large      # 20 M parameters
 """
 
 import argparse
@@ -33,14 +33,14 @@ from graphpo_agent.report.compare_page import (
 from graphpo_agent.report.compare_stats import Interval, read_comparison
 
 TUNING_SEED = 100
-ON_CPU = [name for name, world in WORLDS.items() if not world.gpu]
+SMALL = [name for name, world in WORLDS.items() if not world.large]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=ON_CPU)
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=SMALL)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
@@ -183,7 +183,8 @@ def write_map() -> None:
         "beyond). A run asks for no task twice; *pros* has a quarter as many, so that each comes",
         "back. *waves* is *plus* that spends half of the budget on uncertain states. *graphpo* has",
         "the paper's settings but `singleton: inherit`; without it a state that is sampled once",
-        "gives its edge no credit.",
+        "gives its edge no credit. Policies of the *large* worlds have 20 M parameters, and all",
+        "methods one setting there.",
         "",
         f"| method | {' | '.join(_head(record) for record in records)} |",
         f"|{' --- |' * (len(records) + 1)}",
@@ -218,6 +219,8 @@ def _cell(name: str, record: Mapping[str, Any], methods: Mapping[str, Any]) -> s
 
 
 def _growth(name: str, record: Mapping[str, Any]) -> str:
+    if name not in record["settings"]:
+        return "–"
     world = WORLDS[record["world"]]
     responses = world.responses * world.prompts // record["settings"][name]["prompts"]
     settings = structure(name, responses, world.steps)

@@ -48,7 +48,7 @@ def test_settings_differ_in_how_the_same_tokens_are_spent_and_in_the_learning_ra
         assert come_back == (4 if method == "pros" else 0)
         configs.append(config)
     assert len({config.model_dump_json() for config in configs}) == len(configs)
-    assert len(configs) == (1 if WORLDS[world].gpu else 4)
+    assert len(configs) == (1 if WORLDS[world].large else 4)
     assert {config.train.token_budget for config in configs} == {own.train.token_budget}
     kinds = {config.method.name for config in configs}
     assert kinds == {"graphpo" if method in ("plus", "waves") else method}
@@ -85,3 +85,36 @@ def test_a_small_benchmark(
         assert own[label] == max(own.values())
         assert f"| {name} | " in page and f"({chosen['prompts']}, {chosen['lr']:g})" in page
     assert page.count("**") >= 2
+
+
+def test_worlds_that_other_methods_ran_on_share_a_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(method_map, "RESULTS", tmp_path)
+    setting = {"prompts": 18, "lr": 6e-05}
+    for world, accuracies in {
+        "reach": {"grpo": 0.5, "waves": 0.4},
+        "reach-large": {"grpo": 0.1, "plus": 0.2},
+    }.items():
+        record = {
+            "world": world,
+            "budget": 1000,
+            "settings": dict.fromkeys(accuracies, setting),
+            "methods": [
+                {"method": name, "final_accuracy": {"mean": mean, "half_width": 0.01}}
+                for name, mean in accuracies.items()
+            ],
+        }
+        (tmp_path / f"map-{world}.json").write_text(json.dumps(record))
+    method_map.write_map()
+    rows = [line for line in (tmp_path / "map.md").read_text().splitlines() if line[:2] == "| "]
+    assert rows[2:5] == [
+        "| plus | – | **20.0 ± 1.0** (18, 6e-05) |",
+        "| waves | 40.0 ± 1.0 (18, 6e-05) | – |",
+        "| grpo | **50.0 ± 1.0** (18, 6e-05) | 10.0 ± 1.0 (18, 6e-05) |",
+    ]
+    assert rows[-3:] == [
+        "| plus | – | schedule [7,1,2,1,2,1] |",
+        "| waves | schedule [4,1], refill uncertain | – |",
+        "| grpo | group_size 8 | group_size 16 |",
+    ]
