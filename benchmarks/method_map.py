@@ -7,7 +7,7 @@ raw numbers per world and one map of all worlds to ``benchmarks/results/``.
 
     python benchmarks/method_map.py                      # everything: half a day on 2 cores
     python benchmarks/method_map.py --worlds kb --methods graphpo grpo --seeds 2
-    python benchmarks/method_map.py --worlds reach-large trace-large      # 20 M parameters
+    python benchmarks/method_map.py --worlds reach-large --methods grpo plus   # 20 M parameters
 """
 
 import argparse
@@ -183,7 +183,7 @@ def write_map() -> None:
         "beyond). A run asks for no task twice; *pros* has a quarter as many, so that each comes",
         "back. *waves* is *plus* that spends half of the budget on uncertain states. *graphpo* has",
         "the paper's settings but `singleton: inherit`; without it a state that is sampled once",
-        "gives its edge no credit. Policies of the *large* worlds have 20 M parameters, and all",
+        "gives its edge no credit. The policy of *reach-large* has 20 M parameters, and all",
         "methods one setting there.",
         "",
         f"| method | {' | '.join(_head(record) for record in records)} |",

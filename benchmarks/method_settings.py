@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 __all__ = ["METHODS", "WORLDS", "Setting", "World", "settings", "structure"]
@@ -48,42 +47,29 @@ class World:
         return self.prompts * self.tokens * self.updates
 
 
-_20M = ("hidden_size=512", "num_layers=6", "num_heads=8")
-_ANYWHERE = ("model.device=auto", "model.autocast=true")
-_SFT_20M = (*_ANYWHERE, "learning_rate=5.0e-4", "max_tokens_per_batch=16384")
-_RUN_20M = (*_ANYWHERE, "update.max_tokens_per_batch=16384")
-_large = partial(
-    World,
-    prompts=18,
-    splits=(1,),
-    learning_rates=(6e-5,),
-    sft=_SFT_20M,
-    large=True,
-)
+_LARGE = ("model.device=auto", "model.autocast=true")
 WORLDS = {
     "reach": World("reach", sft_steps=1200, prompts=18, tokens=240, updates=36, steps=4),
     "kb": World("kb", sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
     "trace": World("trace", sft_steps=500, prompts=18, tokens=520, updates=32, steps=16),
     "hops": World("hops", sft_steps=800, prompts=18, tokens=370, updates=36, steps=7),
-    "reach-large": _large(
+    "reach-large": World(
         "reach",
         sft_steps=500,
-        responses=16,
+        prompts=18,
         tokens=400,
         updates=48,
         steps=6,
-        knobs=("min_distance=5", "max_distance=7", "num_train=2000", "num_heldout=200", *_20M),
-        run=(*_RUN_20M, "mode.max_response_tokens=24"),
-    ),
-    "trace-large": _large(
-        "trace",
-        sft_steps=160,
-        responses=8,
-        tokens=660,
-        updates=36,
-        steps=20,
-        knobs=("num_lines=20", *_20M),
-        run=(*_RUN_20M, "mode.max_response_tokens=80"),
+        responses=16,
+        splits=(1,),
+        learning_rates=(6e-5,),
+        knobs=(
+            *("min_distance=5", "max_distance=7", "num_train=2000", "num_heldout=200"),
+            *("hidden_size=512", "num_layers=6", "num_heads=8"),
+        ),
+        sft=(*_LARGE, "learning_rate=5.0e-4", "max_tokens_per_batch=16384"),
+        run=(*_LARGE, "update.max_tokens_per_batch=16384", "mode.max_response_tokens=24"),
+        large=True,
     ),
 }
 
