@@ -220,11 +220,11 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)
+    except OSError as error:
+        error.filename = str(path)
         raise
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _manifest(seed: int, command: Sequence[str]) -> dict[str, object]:
