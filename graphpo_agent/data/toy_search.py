@@ -9,17 +9,22 @@ from graphpo_agent.types import Document, Piece
 
 __all__ = ["MOST_NAMES", "SearchWriting", "draw_names"]
 
-_FIRST_NAMES = [
-    a + b
-    for a, b in product(["Ka", "Li", "Do", "Me", "Su", "Ta", "Ri", "No"], ["ro", "mi", "na", "vi"])
-]
-_LAST_NAMES = [
-    a + b
-    for a, b in product(
-        ["Ven", "Bos", "Har", "Gul", "Pim", "Zed", "Fas", "Wor"], ["ner", "dal", "kin", "ton"]
-    )
-]
-MOST_NAMES = len(_FIRST_NAMES) * len(_LAST_NAMES)
+_FIRST_NAME = "Ka Li Do Me Su Ta Ri No Be Ha Jo Ge Pa Wi Lu Fe", "ro mi na vi sa lo de ku"
+_LAST_NAME = (
+    "Ven Bos Har Gul Pim Zed Fas Wor Mol Tur Kep Rin Sab Dov Lan Cor",
+    "ner dal kin ton ley mer vik ros",
+)
+"""What names begin with and how they end; few names take the first ones of each only."""
+_STARTS = range(8, 17, 2)
+"""So many beginnings may be in use, and half as many ends."""
+
+
+def _count_names(starts: int) -> int:
+    """How many pairs of a first and a last name there are."""
+    return (starts * starts // 2) ** 2
+
+
+MOST_NAMES = _count_names(_STARTS[-1])
 """So many names there are."""
 
 
@@ -45,7 +50,12 @@ def draw_names(rng: random.Random, num_entities: int) -> tuple[list[str], list[s
 
     Example: ``(["Karo Venner", "Lita Bosdal", "Lita Venner", ...], ["Karo Bosdal", ...])``
     """
-    names = [f"{first} {last}" for first, last in product(_FIRST_NAMES, _LAST_NAMES)]
+    starts = next(starts for starts in _STARTS if _count_names(starts) >= num_entities)
+    first, last = (
+        [start + end for start, end in product(some.split()[:starts], ends.split()[: starts // 2])]
+        for some, ends in (_FIRST_NAME, _LAST_NAME)
+    )
+    names = [" ".join(parts) for parts in product(first, last)]
     rng.shuffle(names)
     drawn = names[:num_entities]
     known: set[str] = set()
