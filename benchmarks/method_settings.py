@@ -48,6 +48,7 @@ class World:
 
 
 _LARGE = ("model.device=auto", "model.autocast=true")
+_LARGE_MODEL = ("hidden_size=512", "num_layers=6", "num_heads=8")
 WORLDS = {
     "reach": World("reach", sft_steps=1200, prompts=18, tokens=240, updates=36, steps=4),
     "kb": World("kb", sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
@@ -65,10 +66,24 @@ WORLDS = {
         learning_rates=(6e-5,),
         knobs=(
             *("min_distance=5", "max_distance=7", "num_train=2000", "num_heldout=200"),
-            *("hidden_size=512", "num_layers=6", "num_heads=8"),
+            *_LARGE_MODEL,
         ),
         sft=(*_LARGE, "learning_rate=5.0e-4", "max_tokens_per_batch=16384"),
         run=(*_LARGE, "update.max_tokens_per_batch=16384", "mode.max_response_tokens=24"),
+        large=True,
+    ),
+    "hops-large": World(
+        "hops",
+        sft_steps=220,
+        prompts=12,
+        tokens=440,
+        updates=12,
+        steps=9,
+        splits=(1,),
+        learning_rates=(6e-5,),
+        knobs=("hops=7", "max_turns=16", "num_entities=16000", "num_heldout=200", *_LARGE_MODEL),
+        sft=(*_LARGE, "learning_rate=5.0e-4", "max_tokens_per_batch=16384"),
+        run=(*_LARGE, "update.max_tokens_per_batch=16384", "mode.max_turns=16"),
         large=True,
     ),
 }

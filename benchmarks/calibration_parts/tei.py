@@ -10,20 +10,20 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from graphpo_agent.encoder import EncoderEmbedder
 
 __all__ = ["make_app"]
 
 MOST_TEXTS = 32
-"""Of one request, as its default is there."""
+"""Of one request, as its default is there; more are refused with status 422."""
 
 
 class EmbedRequest(BaseModel):
     """The body of ``POST /embed``."""
 
-    inputs: list[str]
+    inputs: list[str] = Field(max_length=MOST_TEXTS)
 
 
 def make_app(encoder: EncoderEmbedder) -> FastAPI:
