@@ -7,7 +7,7 @@ raw numbers per world and one map of all worlds to ``benchmarks/results/``.
 
     python benchmarks/method_map.py                      # everything: half a day on 2 cores
     python benchmarks/method_map.py --worlds kb --methods graphpo grpo --seeds 2
-    python benchmarks/method_map.py --worlds reach-large --methods grpo plus   # 20 M parameters
+    python benchmarks/method_map.py --worlds reach-large hops-large --methods grpo plus   # 20 M
 """
 
 import argparse
@@ -132,7 +132,6 @@ def arguments(world: str, work: Path) -> list[str]:
     overrides = [
         "threads=1",
         f"model.path={directory}/policy",
-        *sizes.run,
         f"tasks.heldout={directory}/heldout.jsonl",
         "train.steps=null",
         f"train.token_budget={sizes.token_budget}",
@@ -140,6 +139,7 @@ def arguments(world: str, work: Path) -> list[str]:
         f"train.eval_every={sizes.updates // 4}",
         f"train.checkpoint_every={sizes.updates // 4}",
         "train.keep_checkpoints=1",
+        *sizes.run,
     ]
     if sizes.toy == "kb":
         overrides.append(f"mode.tools.search.retriever.directory={directory}/index")
@@ -183,8 +183,8 @@ def write_map() -> None:
         "beyond). A run asks for no task twice; *pros* has a quarter as many, so that each comes",
         "back. *waves* is *plus* that spends half of the budget on uncertain states. *graphpo* has",
         "the paper's settings but `singleton: inherit`; without it a state that is sampled once",
-        "gives its edge no credit. The policy of *reach-large* has 20 M parameters, and all",
-        "methods one setting there.",
+        "gives its edge no credit. The policies of *reach-large* and *hops-large* have 20 M",
+        "parameters, and all methods one setting there.",
         "",
         f"| method | {' | '.join(_head(record) for record in records)} |",
         f"|{' --- |' * (len(records) + 1)}",
