@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 __all__ = ["METHODS", "WORLDS", "Setting", "World", "settings", "structure"]
@@ -47,14 +48,22 @@ class World:
         return self.prompts * self.tokens * self.updates
 
 
-_LARGE = ("model.device=auto", "model.autocast=true")
 _LARGE_MODEL = ("hidden_size=512", "num_layers=6", "num_heads=8")
+_LARGE = ("model.device=auto", "model.autocast=true")
+_LARGE_RUN = (*_LARGE, "update.max_tokens_per_batch=16384")
+_large = partial(
+    World,
+    splits=(1,),
+    learning_rates=(6e-5,),
+    sft=(*_LARGE, "learning_rate=5.0e-4", "max_tokens_per_batch=16384"),
+    large=True,
+)
 WORLDS = {
     "reach": World("reach", sft_steps=1200, prompts=18, tokens=240, updates=36, steps=4),
     "kb": World("kb", sft_steps=500, prompts=12, tokens=700, updates=30, steps=5),
     "trace": World("trace", sft_steps=500, prompts=18, tokens=520, updates=32, steps=16),
     "hops": World("hops", sft_steps=800, prompts=18, tokens=370, updates=36, steps=7),
-    "reach-large": World(
+    "reach-large": _large(
         "reach",
         sft_steps=500,
         prompts=18,
@@ -62,29 +71,21 @@ WORLDS = {
         updates=48,
         steps=6,
         responses=16,
-        splits=(1,),
-        learning_rates=(6e-5,),
         knobs=(
             *("min_distance=5", "max_distance=7", "num_train=2000", "num_heldout=200"),
             *_LARGE_MODEL,
         ),
-        sft=(*_LARGE, "learning_rate=5.0e-4", "max_tokens_per_batch=16384"),
-        run=(*_LARGE, "update.max_tokens_per_batch=16384", "mode.max_response_tokens=24"),
-        large=True,
+        run=(*_LARGE_RUN, "mode.max_response_tokens=24"),
     ),
-    "hops-large": World(
+    "hops-large": _large(
         "hops",
         sft_steps=300,
         prompts=12,
         tokens=370,
         updates=8,
         steps=7,
-        splits=(1,),
-        learning_rates=(6e-5,),
         knobs=("num_entities=16000", *_LARGE_MODEL),
-        sft=(*_LARGE, "learning_rate=5.0e-4", "max_tokens_per_batch=16384"),
-        run=(*_LARGE, "update.max_tokens_per_batch=16384", "train.eval_tasks=200"),
-        large=True,
+        run=(*_LARGE_RUN, "train.eval_tasks=200"),
     ),
 }
 
