@@ -1,6 +1,7 @@
 """The command line of ``score``: every method's settings as flags."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -123,5 +124,7 @@ def _score(options: argparse.Namespace) -> int:
     from graphpo_agent.methods.score import OPTIONS, score_file
 
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
-    score_file(options.input, options.out, options.method, given, options.keep_classes)
+    note = score_file(options.input, options.out, options.method, given, options.keep_classes)
+    if note is not None:
+        print(f"graphpo: {note}", file=sys.stderr)
     return 0

@@ -13,7 +13,7 @@ from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.arrays import BoolArray, EmbeddingArray, Float32Array, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import name_classes
 from graphpo_agent.graph.new_node import check_reward
-from graphpo_agent.graph.rollout_graph import RolloutGraph, default_trees
+from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 __all__ = ["SCHEMA", "parse_graph"]
 
@@ -112,7 +112,6 @@ def _graph(graph_id: str, nodes: list[Any]) -> RolloutGraph:
     pairs = list(zip(nodes, names, strict=True))
     embeddings, has_embedding = _embeddings(pairs)
     trees = [_whole(node, "tree", name) for node, name in pairs]
-    tree = np.array([-1 if x is None else x for x in trees], np.int64)
     labels = [_whole(node, "class", name) for node, name in pairs]
     given = None if None in labels else name_classes(node_ids, np.array(labels, np.int64))
     lengths = [len(x.token_ids) for x in tokens]
@@ -128,7 +127,7 @@ def _graph(graph_id: str, nodes: list[Any]) -> RolloutGraph:
         embeddings=embeddings,
         has_embedding=has_embedding,
         step_scores=np.array([_step_score(node, name) for node, name in pairs]),
-        tree=default_trees(parent, tree),
+        tree=np.array([-1 if x is None else x for x in trees], np.int64),
         given_classes=given,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         token_ids=np.concatenate([x.token_ids for x in tokens]),

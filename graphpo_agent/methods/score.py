@@ -122,7 +122,7 @@ def score_file(
     method_name: str,
     options: Mapping[str, Any],
     keep_classes: bool = False,
-) -> None:
+) -> str | None:
     """Credit a file of graphs and write one JSON line per graph; whole or not at all.
 
     Args:
@@ -131,6 +131,9 @@ def score_file(
         method_name: one of ``METHODS``.
         options: its settings.
         keep_classes: take the classes of graphs whose every node has one; graphpo only.
+
+    Returns:
+        One line on what the method reads, the file lacks and a default stood for; None: nothing.
 
     Raises:
         ConfigError: a bad option.
@@ -145,11 +148,14 @@ def score_file(
     if is_no_file(path):
         raise DataError(f"output {out!r} is not a file")
     partial = path.with_name(f".{path.name}.partial")
+    treeless: list[str] = []
     try:
         with partial.open("w", encoding="utf-8") as file:
             graphs = read_graphs(source)
             if options.get("max_probability") is not None:
                 graphs = map(_with_probabilities, graphs)
+            if method_name == "tree_grpo":
+                graphs = _noting_treeless(graphs, treeless)
             file.writelines(_lines(graphs, method, keep_classes))
         partial.replace(path)
     except OSError as error:
@@ -157,6 +163,21 @@ def score_file(
     finally:
         if os.path.exists(partial):  # false, too, for a name that no file can have
             partial.unlink()
+    if not treeless:
+        return None
+    return (
+        f"{source}: no node of graph {treeless[0]!r}"
+        + (f" and of {len(treeless) - 1} more" if len(treeless) > 1 else "")
+        + " has the number of its tree (field `tree`): each child of the root is taken as a tree"
+    )
+
+
+def _noting_treeless(graphs: Iterable[RolloutGraph], treeless: list[str]) -> Iterator[RolloutGraph]:
+    """The graphs; noted are those that branch at the root and name no tree of any node."""
+    for graph in graphs:
+        if graph.num_children[0] > 1 and (graph.tree[1:] < 0).all():
+            treeless.append(graph.id)
+        yield graph
 
 
 def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -> Iterator[str]:

@@ -7,16 +7,16 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, GraphError
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.equivalence import MergeOptions
-from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.graph.rollout_graph import RolloutGraph, default_trees
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.grpo import GroupOfOne, group_advantages
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
-__all__ = ["TreeGrpo"]
+__all__ = ["TreeGrpo", "tree_numbers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,17 @@ class TreeGrpo:
     def assign_credit(
         self, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]
     ) -> list[Credit]:
-        """One advantage per trained leaf."""
+        """One advantage per trained leaf.
+
+        Raises:
+            GraphError: only some nodes have a tree number.
+        """
         return [self._credit(graph) for graph in graphs]
 
     def _credit(self, graph: RolloutGraph) -> Credit:
         rewards = graph.reward[graph.terminals]
         advantages = np.full(len(rewards), np.nan)
-        groups = self._trained(graph)
+        groups = self._trained(graph, tree_numbers(graph))
         if groups:
             trained = np.concatenate(groups)
             advantages[trained] = group_advantages(rewards[trained], singleton=self.singleton)
@@ -109,10 +113,10 @@ class TreeGrpo:
             advantages[group] += group_advantages(rewards[group], singleton=self.singleton)
         return trajectory_credit(graph, advantages)
 
-    def _trained(self, graph: RolloutGraph) -> list[IntArray]:
+    def _trained(self, graph: RolloutGraph, trees: IntArray) -> list[IntArray]:
         """Of each tree with terminals, which of the graph's terminals are trained."""
-        tree = graph.tree[graph.terminals]
-        rng = np.random.default_rng(_digest(graph))
+        tree = trees[graph.terminals]
+        rng = np.random.default_rng(_digest(graph, trees))
         groups: list[IntArray] = []
         for number in np.unique(tree).tolist():
             group = np.flatnonzero(tree == number)
@@ -122,9 +126,27 @@ class TreeGrpo:
         return groups
 
 
-def _digest(graph: RolloutGraph) -> int:
+def tree_numbers(graph: RolloutGraph) -> IntArray:
+    """[n] the tree of each node; in a graph without any, one tree under each child of the root.
+
+    Raises:
+        GraphError: some nodes below the root have a number and others have not.
+    """
+    known = graph.tree[1:] >= 0
+    if not known.any():
+        return default_trees(graph.parent, graph.tree)
+    if not known.all():
+        lacking = graph.node_ids[1 + known.argmin()]
+        raise GraphError(
+            f"graph {graph.id!r}, node {lacking}: method tree_grpo needs the number of its tree "
+            "(field `tree`), which other nodes have: give it to all nodes below the root or to none"
+        )
+    return graph.tree
+
+
+def _digest(graph: RolloutGraph, trees: IntArray) -> int:
     """A number made of a graph's id, shape and tokens, but not of its rewards."""
     digest = blake2b(digest_size=8)
-    for part in (graph.parent, graph.tree, graph.offsets, graph.token_ids):
+    for part in (graph.parent, trees, graph.offsets, graph.token_ids):
         digest.update(part.tobytes())
     return int.from_bytes(digest.digest(), "little")

@@ -83,15 +83,16 @@ def test_a_count_alone_costs_no_memory():
     assert graph_of(record).num_trained[1] == 2**60
 
 
-def test_default_trees():
+def test_trees_stay_unknown_where_the_file_does_not_say():
     nodes = [
         {"id": v, "parent": p, "terminal": False, "reward": None}
-        for v, p in enumerate([None, 0, 0, 1, 2, 4])
+        for v, p in enumerate([None, 0, 0, 1])
     ]
     record = {"schema": "graphpo.graph/1", "id": "g", "nodes": nodes}
-    assert graph_of(record).tree.tolist() == [-1, 0, 1, 0, 1, 1]
+    assert graph_of(record).tree.tolist() == [-1, -1, -1, -1]
     nodes[1]["tree"] = 4
-    assert graph_of(record).tree.tolist() == [-1, 4, 5, 4, 5, 5]
+    assert graph_of(record).tree.tolist() == [-1, 4, -1, -1]
+    assert parse_graph(graph_to_json(graph_of(record))).tree.tolist() == [-1, 4, -1, -1]
 
 
 def test_given_classes_are_named_by_their_smallest_id():

@@ -264,6 +264,32 @@ def test_a_mask_leaves_out_what_whitening_counts(tmp_path: Path) -> None:
     assert column(scored, "advantage") == {0: None, 1: 1.0, 2: 0.0, 3: None}
 
 
+def test_a_file_without_trees_has_one_under_each_child_of_the_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(trees: list[int | None]) -> list[Any]:
+        pairs = zip(GRAPH["nodes"], trees, strict=True)
+        nodes = [node if tree is None else node | {"tree": tree} for node, tree in pairs]
+        return [GRAPH | {"nodes": nodes}, GRAPH | {"nodes": nodes, "id": "h"}]
+
+    method = ("--method", "tree_grpo")
+    given = score(tmp_path, *method, lines=lines([None, 5, 2, 5, 2, 5, 2]))
+    assert capsys.readouterr().err == ""
+    assert score(tmp_path, *method, lines=lines([None] * 7)) == given
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "no node of graph 'g' and of 1 more has" in note and "field `tree`" in note
+    one_tree = score(tmp_path, *method, lines=lines([None] + [0] * 6))
+    assert one_tree != given
+
+    some = tmp_path / "some.jsonl"
+    some.write_text(json.dumps(lines([None, 5, 2, 5, 2, None, 2])[0]))
+    out = tmp_path / "some.out"
+    assert main(["score", str(some), "--out", str(out), *method]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "graph 'g', node 5" in told and "field `tree`" in told and not out.exists()
+    assert main(["score", str(some), "--out", str(out), "--method", "treerl"]) == 0
+
+
 @pytest.mark.parametrize(
     "flags",
     [
