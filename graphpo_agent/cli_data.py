@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from graphpo_agent.evals import GRADERS
@@ -195,13 +196,12 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-file", type=Path, metavar="FILE", help="receives host:port once it answers"
     )
     parser.add_argument("--pages", type=Path, metavar="FILE", help="page file for /access")
-    parser.add_argument("--topk", type=int, default=3, help="documents where none is asked for")
-    parser.add_argument("--max-topk", type=int, default=100, help="documents of one query (100)")
-    parser.add_argument("--max-queries", type=int, default=4096, help="of one request")
-    parser.add_argument("--max-query-chars", type=int, default=8192, help="of one query")
-    parser.add_argument(
-        "--max-body-bytes", type=int, default=16 * 2**20, help="of one request (16 MiB)"
-    )
+    bound = partial(parser.add_argument, type=int, default=argparse.SUPPRESS)
+    bound("--topk", help="documents where none is asked for (3)")
+    bound("--max-topk", help="documents of one query (100)")
+    bound("--max-queries", help="of one request (4096)")
+    bound("--max-query-chars", help="of one query (8192)")
+    bound("--max-body-bytes", help="of one request (16 MiB)")
     parser.add_argument("--queue", type=int, default=256, help="requests taken in at once")
     parser.add_argument("--workers", type=int, help="searches at once (one per core)")
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds per request")
@@ -212,7 +212,8 @@ def _serve(options: argparse.Namespace) -> int:
     from graphpo_agent.data_commands import serve_index
     from retrievers.server_messages import Bounds
 
-    bounds = Bounds(**{field.name: vars(options)[field.name] for field in fields(Bounds)})
+    names = {field.name for field in fields(Bounds)}
+    bounds = Bounds(**{name: vars(options)[name] for name in names & vars(options).keys()})
     return serve_index(
         options.directory,
         options.overrides,
