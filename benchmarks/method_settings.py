@@ -84,7 +84,6 @@ WORLDS = {
         tokens=370,
         updates=8,
         steps=7,
-        learning_rates=(6e-5, 1.5e-4),
         knobs=("num_entities=16000", *_LARGE_MODEL),
         run=(*_LARGE_RUN, "train.eval_tasks=200"),
     ),
@@ -174,7 +173,6 @@ METHODS = {
     "graphpo": "graphpo/paper",
     "plus": "graphpo/plus",
     "waves": "graphpo/plus",
-    "chains": "graphpo/plus",
     "tree": "tree/graphpo_adapted",
     "grpo": "grpo/graphpo_adapted",
     "dapo": "dapo/graphpo_adapted",
@@ -187,11 +185,7 @@ METHODS = {
     "pros": "pros/graphpo_adapted",
     "prm": "prm/graphpo_adapted",
 }
-"""Each method's preset.
-
-*waves* is *plus* that spends half of the budget on uncertain states, *chains* *plus* that branches
-only where it spends again what merged states gave up.
-"""
+"""Each method's preset. *waves* is *plus* that spends half of the budget on uncertain states."""
 
 
 def structure(method: str, responses: int, steps: int) -> dict[str, Any]:
@@ -207,8 +201,6 @@ def structure(method: str, responses: int, steps: int) -> dict[str, Any]:
             return {"schedule": _late(responses, steps)}
         case "waves":
             return {"schedule": [half, 1], "refill": "uncertain"}
-        case "chains":
-            return {"schedule": [responses, 1]}
         case "treerl":
             return {"trees": half, "forks": 1, "rounds": 1, "copies": 2}
         case "tree_grpo":
