@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ PACKED_TOKENS = (4096, 16384)
 ROW_TOKENS = (2048, 8192)
 """Micro-batches of packed graphs and of rows, of which the fastest counts."""
 REPEATED_FLOPS = 6.0e10
-"""Cases whose paths take up to so many operations are warmed up and measured three times."""
+"""Cases whose paths take up to so many operations are measured three times, others once."""
 LIMITS = {"paths": 8.0e11, "edges": 1.5e11}
 """A layout that takes more operations is left out; all cases together would take an hour."""
 ALWAYS = ("50M", "{2,5,4,2,2}", 8)
@@ -147,34 +146,23 @@ def compare(case: Case) -> dict[str, Any]:
     samples = _samples(case.schedule, case.segment, case.graphs, case.model)
     data = token_data(samples)
     work = works(size, samples)
-    small = work["paths"].flops <= REPEATED_FLOPS
-    row_tokens = MAX_TOKENS
-    if small:
-        trials = {str(n): partial(packed_pass, model, samples, data, n) for n in PACKED_TOKENS}
-        row_tokens = _fastest(trials)
+    trials = {str(n): partial(packed_pass, model, samples, data, n) for n in PACKED_TOKENS}
+    row_tokens = _fastest(trials)
     calls: dict[str, Callable[[], Any]] = {
         "packed": partial(packed_pass, model, samples, data, row_tokens)
     }
     for name, rows in (("paths", path_rows(samples)), ("edges", edge_rows(samples))):
         if name == "paths" or work[name].flops <= LIMITS[name]:
             limits = {str(n): partial(train_on_rows, model, rows, data, n) for n in ROW_TOKENS}
-            limit = _fastest(limits) if small else MAX_TOKENS
+            limit = _fastest(limits)
             calls[name] = partial(train_on_rows, model, rows, data, limit)
-            if name == "paths" and small:
+            if name == "paths":
                 calls["paths, all logits"] = partial(
                     train_on_rows, model, rows, data, limit, every_position=True
                 )
-    few = random_graphs((2, 1), 8, PROMPT, 1, size.vocabulary)
-    packed_pass(model, few, token_data(few))  # what runs first must not pay for loading kernels
-    train_on_rows(model, path_rows(few), token_data(few), MAX_TOKENS)
-    gradients: dict[str, Tensor] = {}
-    times: dict[str, float] = {}
-    for name, call in calls.items():
-        started = process_time()
-        gradients[name] = gradient(model, call)
-        times[name] = process_time() - started
-    if small:
-        times = alternate(calls, repeats=3)
+    gradients = {name: gradient(model, call) for name, call in calls.items()}
+    small = work["paths"].flops <= REPEATED_FLOPS
+    times = alternate(calls, repeats=3 if small else 1)
     indexing = alternate({"": partial(_build_indices, model, samples, row_tokens)}, repeats=3)[""]
     return {
         "model": case.model,
@@ -221,7 +209,10 @@ def works(size: Size, samples: Sequence[TrainingSample]) -> dict[str, Work]:
 
 
 def _fastest(trials: Mapping[str, Callable[[], Any]]) -> int:
-    """The fastest micro-batch of those tried, by name; the trials warm up, too."""
+    """The fastest micro-batch of those tried, by name.
+
+    The trials warm up, too: in its first pass a layout maps its buffers, up to a quarter longer.
+    """
     times = alternate(trials, repeats=1)
     return int(min(times, key=lambda name: times[name]))
 
@@ -303,7 +294,7 @@ def _page(result: dict[str, Any]) -> list[str]:
     return [
         "# The update: every shared token once, against plain rows",
         "Forward and backward pass of one minibatch of random graphs, CPU seconds of one thread, "
-        "medians of three runs in turn (one run where a pass over the paths "
+        "each layout warmed up, medians of three runs in turn (one run where a pass over the paths "
         f"takes more than {REPEATED_FLOPS:.0e} operations). *Packed*: `pack`, its index building "
         "included, and the flat attention. *Paths*: every root-to-leaf path one row, each edge's "
         "loss once, stock sdpa attention, rows sorted and micro-batched (the fastest of "
