@@ -80,7 +80,7 @@ def _add_other_settings(setting: Callable[..., None]) -> None:
     setting(
         "--singleton",
         choices=["zero", "inherit", "raw"],
-        help="graphpo, tree: zero, inherit; grpo, dapo, tree_grpo: raw, zero",
+        help="graphpo, tree, spo_tree, treerpo: zero, inherit; grpo, dapo, tree_grpo: raw, zero",
     )
     setting(
         "--normalize",

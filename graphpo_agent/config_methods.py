@@ -114,6 +114,7 @@ class SpoTreeMethod(Strict):
     name: Literal["spo_tree"]
     schedule: Schedule = (6, 6, 6)
     normalize: Literal["none", "std"] = "none"
+    singleton: Literal["zero", "inherit"] = "inherit"
     drop_zero: bool = True
     max_probability: Fraction | None = 0.9
     whiten: Whiten = "batch"
@@ -158,6 +159,7 @@ class TreeRpoMethod(Strict):
     name: Literal["treerpo"]
     schedule: Schedule = (4, 4, 4)
     normalize: Literal["std", "none"] = "std"
+    singleton: Literal["zero", "inherit"] = "inherit"
 
 
 class PrmMethod(Strict):

@@ -21,6 +21,7 @@ __all__ = [
     "class_scores",
     "correctness_advantage",
     "efficiency_advantage",
+    "inherit_advantages",
     "node_scores",
     "own_counts",
     "step_rewards",
@@ -186,7 +187,7 @@ def correctness_advantage(
     spread = grouped & (std > _NO_SPREAD)
     advantage[edges[spread]] = deviation[spread] / scale[spread]
     if singleton == "inherit":
-        _inherit(advantage, parent, edges[~grouped])
+        inherit_advantages(advantage, parent, edges[~grouped])
     return advantage
 
 
@@ -202,8 +203,14 @@ def _group_moments(
     return deviation, std[group], size[group]
 
 
-def _inherit(advantage: FloatArray, parent: IntArray, lone: IntArray) -> None:
-    """Give lone edges the advantage of the nearest edge before them that is not lone."""
+def inherit_advantages(advantage: FloatArray, parent: IntArray, lone: IntArray) -> None:
+    """Give lone edges, in place, the advantage of the nearest edge before them that is not lone.
+
+    Args:
+        advantage: [n], NaN at roots; an edge behind nothing but lone ones gets 0.
+        parent: [n].
+        lone: nodes whose edges are lone.
+    """
     source = np.arange(len(parent))
     source[lone] = parent[lone]
     while (source[source] != source).any():

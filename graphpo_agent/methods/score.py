@@ -61,11 +61,17 @@ _SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "singleton": _CHAIN["singleton"],
     },
     "treerl": {"select": (), "weighting": ("sqrt", "uniform", "paper")},
-    "spo_tree": {"normalize": ("none", "std"), "drop_zero": (), "max_probability": ()} | _WHITEN,
+    "spo_tree": {
+        "normalize": ("none", "std"),
+        "singleton": _GRAPHPO["singleton"],
+        "drop_zero": (),
+        "max_probability": (),
+    }
+    | _WHITEN,
     "spo_chain": {"max_probability": ()} | _WHITEN,
     "tree_grpo": {"kept": (), "singleton": _CHAIN["singleton"]},
     "treepo": {"aggregate": ("average", "group_size")} | _WHITEN,
-    "treerpo": {"normalize": ("std", "none")},
+    "treerpo": {"normalize": ("std", "none"), "singleton": _GRAPHPO["singleton"]},
     "prm": {"steps": ("response", "edges"), "prm_weight": ()},
 }
 """Each method's options with their values (none: numbers)."""

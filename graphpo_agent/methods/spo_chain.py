@@ -13,6 +13,7 @@ from graphpo_agent.graph.arrays import BoolArray, FloatArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
 from graphpo_agent.methods.method import Credit, Whiten
 
@@ -174,5 +175,5 @@ def _differences(graph: RolloutGraph, estimate: BoolArray, value: FloatArray) ->
     for nodes in layers[1:]:
         above = parent[nodes]
         start[nodes] = np.where(np.isnan(value[above]), start[above], value[above])
-    advantage = np.where(np.isnan(start), 0.0, end - start)
+    advantage = np.where(np.isnan(start), 0.0, settled(end - start))
     return np.where(estimate | np.isnan(end) | (parent < 0), np.nan, advantage)

@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.graph.advantages import Singleton, inherit_advantages
 from graphpo_agent.graph.arrays import BoolArray, FloatArray
 from graphpo_agent.graph.budget import check_schedule
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.layered import layer_plan, nested_means
 from graphpo_agent.methods.method import Credit, Whiten
@@ -19,7 +21,6 @@ from graphpo_agent.methods.method import Credit, Whiten
 __all__ = ["SpoTree"]
 
 _EPSILON = 1e-8  # added to the siblings' standard deviation before dividing by it
-_NO_DIFFERENCE = 1e-12  # values this close are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,10 @@ class SpoTree:
 
     An edge below which no path ended has no advantage (NaN) and is not trained.
 
+    In the authors' trees the last layer goes on to the end of the answer as one edge. Here it goes
+    on edge by edge, and V is the same along edges that have no siblings: with ``singleton`` at
+    "inherit" they have the A of the edge that they go on from, which makes all of them one edge.
+
     Not part of this: the replay buffer, which hands the trainer at most 32 edges of a question in
     an iteration and drops edges after 8 iterations. Here a batch trains all edges of its trees.
 
@@ -44,6 +49,8 @@ class SpoTree:
         schedule: continuations of a state by layer, one beyond; 6,6,6 in most of the authors'
             configurations.
         normalize: "std" divides A by (standard deviation of the siblings' V + 1e-8).
+        singleton: A of an edge without siblings that have a value: 0, what its V says, or that of
+            the edge before it (0 below a root).
         drop_zero: edges with A = 0 carry no loss.
         max_probability: tokens whose behaviour probability is at least this carry no loss; None:
             all tokens do. A token whose log-probability is not recorded is not masked.
@@ -54,6 +61,7 @@ class SpoTree:
 
     schedule: tuple[int, ...] = (6, 6, 6)
     normalize: Literal["none", "std"] = "none"
+    singleton: Singleton = "zero"
     drop_zero: bool = True
     max_probability: float | None = 0.9
     name: str = "spo_tree"
@@ -81,7 +89,7 @@ class SpoTree:
 
     def _credit(self, graph: RolloutGraph) -> Credit:
         value = nested_means(graph)
-        advantage = _differences(graph, value, self.normalize)
+        advantage = _differences(graph, value, self.normalize, self.singleton)
         return Credit(
             classes=np.arange(graph.num_nodes),
             advantages=advantage[None],
@@ -101,18 +109,23 @@ class SpoTree:
 
 
 def _differences(
-    graph: RolloutGraph, value: FloatArray, normalize: Literal["none", "std"]
+    graph: RolloutGraph,
+    value: FloatArray,
+    normalize: Literal["none", "std"],
+    singleton: Singleton,
 ) -> FloatArray:
     """[n] A of the edge to each node; NaN at the root and where V is undefined."""
     above = graph.parent[1:]
-    differences = value - value[graph.parent]
+    differences = settled(value - value[graph.parent])
     differences[0] = np.nan
-    differences[np.abs(differences) <= _NO_DIFFERENCE] = 0.0
+    known = ~np.isnan(value[1:])
+    siblings = np.bincount(above, known, graph.num_nodes)
     if normalize == "std":
         # The parent's V is the mean over the siblings, so their deviations are the differences.
-        known = ~np.isnan(value[1:])
         squares = np.where(known, differences[1:] ** 2, 0.0)
-        siblings = np.bincount(above, known, graph.num_nodes)
         variance = np.bincount(above, squares, graph.num_nodes) / np.maximum(siblings, 1)
         differences[1:] /= np.sqrt(variance)[above] + _EPSILON
+    if singleton == "inherit":
+        lone = 1 + np.flatnonzero(known & (siblings[above] == 1))
+        inherit_advantages(differences, graph.parent, lone)
     return differences

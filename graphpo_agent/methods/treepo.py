@@ -11,6 +11,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.advantages import own_counts
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
@@ -108,4 +109,4 @@ class TreePO:
             above = above[(total[above] > 1) | (above == 0)]
             weights = total[above] if self.aggregate == "group_size" else None
             advantages[i] = np.average(graph.reward[leaf] - baseline[above], weights=weights)
-        return trajectory_credit(graph, advantages)
+        return trajectory_credit(graph, settled(advantages))

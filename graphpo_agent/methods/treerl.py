@@ -15,6 +15,7 @@ from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 
@@ -245,7 +246,7 @@ def _state_values(graph: RolloutGraph, *, leave_one_out: bool) -> FloatArray:
     centred = graph.reward - rewards.mean()
     if leave_one_out:
         centred = graph.reward - (rewards.sum() - graph.reward) / (len(rewards) - 1)
-    total, count = own_counts(graph.parent, graph.depth, graph.terminal, centred)
+    total, count = own_counts(graph.parent, graph.depth, graph.terminal, settled(centred))
     return np.divide(total, count, out=np.full(graph.num_nodes, np.nan), where=count > 0)
 
 

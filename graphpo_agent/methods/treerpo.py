@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.graph.advantages import correctness_advantage
+from graphpo_agent.graph.advantages import Singleton, correctness_advantage
 from graphpo_agent.graph.budget import check_schedule
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
@@ -35,6 +35,8 @@ class TreeRpo:
     Attributes:
         schedule: N of each layer, one beyond.
         normalize: "none" centres only.
+        singleton: A in a group of one: 0, or that of the edge before (0 below a root), which makes
+            edges without siblings one step with the edge that they go on from.
 
     Raises:
         ConfigError: a bad schedule.
@@ -42,6 +44,7 @@ class TreeRpo:
 
     schedule: tuple[int, ...] = (4, 4, 4)
     normalize: Literal["std", "none"] = "std"
+    singleton: Singleton = "zero"
     name: str = "treerpo"
     needs_states: bool = False
     whiten: Whiten = "none"
@@ -68,6 +71,7 @@ class TreeRpo:
             own_class,
             np.where(graph.parent >= 0, value, np.nan),
             np.zeros(graph.num_nodes, np.int64),
+            singleton=self.singleton,
             normalize=self.normalize,
         )
         advantage[np.isnan(value)] = np.nan
