@@ -205,7 +205,7 @@ def structure(method: str, responses: int, steps: int) -> dict[str, Any]:
             return {"trees": half, "forks": 1, "rounds": 1, "copies": 2}
         case "tree_grpo":
             return {"trees": half, "expansions": 2, "rounds": 1}
-        case "spo_tree" | "treerpo":  # an edge without siblings has no credit there
+        case "spo_tree" | "treerpo":  # their steps are what lies between two forks
             return {"schedule": _spread(responses, steps)}
         case "spo_chain":
             return {"num_chains": max(2, half // 2), "rollouts": 2, "cut_interval": steps // 2}

@@ -61,7 +61,8 @@ class TreeRL:
             (the released code stops if there are less). None: all.
         weighting: ``sqrt``, or ``uniform``: U = V/s, a switch of the released code. ``paper``: its
             equations, V(v) the mean reward below v (less V(root) in the column ``score``) and
-            A = (V(v) − V(root) + V(v) − V(parent))/√n with all n leaves below v, nothing replaced.
+            A = (V(v) − V(root) + V(v) − V(parent))/√n with all n leaves below v, nothing replaced:
+            for edges that end where something forks.
 
     Raises:
         ConfigError: a number out of range.

@@ -121,6 +121,21 @@ def times_trained(rollout: Rollout, method: Method) -> tuple[Counter[int], Count
     return trained, Counter(v for leaf in rows for v in graph.path(leaf))
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9, 1 / 3])
+@pytest.mark.parametrize("name", sorted(set(ALL) - {"graphpo", "waves", "tree"}))
+def test_equal_graded_rewards_say_nothing(name: str, reward: float) -> None:
+    """The three left out compare the lengths of ways, too."""
+    for rollout in grown(ALL[name]):
+        graph = rollout.graph
+        graph = replace(
+            graph,
+            reward=np.where(graph.terminal, reward, np.nan),
+            step_scores=np.full(graph.num_nodes, reward),
+        )
+        (credit,) = ALL[name].assign_credit([graph], [rollout.classes])
+        assert not credit.has_signal
+
+
 @pytest.mark.parametrize("name", EACH_EDGE_ONCE)
 def test_no_edge_is_trained_twice(name: str) -> None:
     method = EACH_EDGE_ONCE[name]

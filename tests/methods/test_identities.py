@@ -57,6 +57,33 @@ def test_spo_tree_by_sibling_std_is_graphpo_unmerged_on_balanced_trees(schedule,
     np.testing.assert_allclose(step_rewards, graphpo.columns["step_reward"][1:], atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        SpoTree(singleton="inherit"),
+        SpoTree(singleton="inherit", normalize="std"),
+        TreeRpo(singleton="inherit"),
+        TreeRpo(singleton="inherit", normalize="none"),
+        TreeRL(select=None),
+    ],
+)
+@given(plain_records(), st.data())
+def test_where_edges_that_nothing_leaves_are_cut_makes_no_difference(method, record, data):
+    of_tokens = ("num_tokens", "loss_mask", "logprobs")
+    bare = [{x: y for x, y in node.items() if x not in of_tokens} for node in record["nodes"]]
+    nodes = [node | {"tokens": [7, 8, 9]} for node in bare]
+    whole = graph_of(record | {"nodes": nodes})
+    places = st.tuples(st.integers(1, max(1, whole.num_edges)), st.integers(1, 2))
+    cuts = data.draw(st.lists(places, unique_by=lambda place: place[0])) if whole.num_edges else []
+    parts = whole.split(sorted(cuts))
+    assert parts.num_nodes == whole.num_nodes + len(cuts)
+    found, expected = (
+        np.sort(np.repeat(credit_of(method, graph).advantages[0], np.diff(graph.offsets)))
+        for graph in (parts, whole)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
 def test_on_unbalanced_trees_they_differ():
     graph = graph_from([None, 0, 0, 1, 1], [None, None, 1.0, 1.0, 0.0])
     assert credit_of(SpoTree(), graph).columns["score"][0] == 0.75

@@ -179,6 +179,22 @@ def test_a_file_without_log_probabilities_has_the_same_advantages():
     assert untrained(credit_of(SpoTree(), known)) == [True, True, False, False, False, True]
 
 
+def test_edges_without_siblings_go_on_with_the_credit_of_the_edge_before():
+    #   0 ── 1 ── 2 ── 3 R=1       V = 1 along the first answer, 0 along the second
+    #   └─── 4 ── 5 ── 6 R=0
+    #             └─── 7 stopped early: has no value
+    parents, rewards = [None, 0, 1, 2, 0, 4, 5, 5], [None, None, None, 1.0, None, None, 0.0, None]
+    graph = graph_from(parents, rewards, tokens=[[1]] * 8)
+    alone = credit_of(SpoTree(), graph)
+    np.testing.assert_array_equal(alone.advantages[0, 1:], [0.5, 0, 0, -0.5, 0, 0, np.nan])
+    assert untrained(alone) == [True, False, True, True, False, True, True, True]
+    on = credit_of(SpoTree(singleton="inherit"), graph)
+    np.testing.assert_array_equal(on.advantages[0, 1:], [0.5, 0.5, 0.5, *[-0.5] * 3, np.nan])
+    assert untrained(on) == [True, *[False] * 6, True]
+    chain = graph_from([None, 0, 1], [None, None, 1.0])
+    assert not credit_of(SpoTree(singleton="inherit"), chain).has_signal
+
+
 def test_a_prompt_alone():
     credit = credit_of(SpoTree(), graph_from([None], [None]))
     assert np.isnan(credit.advantages).all() and not credit.has_signal
