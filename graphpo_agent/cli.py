@@ -27,6 +27,7 @@ _DISK_ERRORS = (
 )
 """What a full or forbidden disk answers; any other operating system error is a bug."""
 _MOST_SEEDS = 1000
+_SEED_LIMIT = 2**63
 _CONFIG_HELP = "a YAML file (see configs/)"
 _OVERRIDES_HELP = "settings instead of the file's, or further files"
 
@@ -247,6 +248,8 @@ def _seeds(text: str) -> range:
     seeds = range(int(first), int(last) + 1) if dash else range(int(text))
     if not seeds:
         raise argparse.ArgumentTypeError(f"{text!r} is no seed at all")
+    if seeds[-1] >= _SEED_LIMIT:
+        raise argparse.ArgumentTypeError(f"{text!r}: a seed is below 2**63")
     if seeds[-1] - seeds[0] >= _MOST_SEEDS:
         raise argparse.ArgumentTypeError(f"{text!r} is more than {_MOST_SEEDS} seeds")
     return seeds

@@ -24,7 +24,7 @@ from graphpo_agent.errors import ConfigError, ModelError, ToolError
 from graphpo_agent.evals.heldout import Evaluation, evaluate, leaves
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
-from graphpo_agent.outputs import check_output
+from graphpo_agent.outputs import check_apart, check_output
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.run_dir import (
@@ -52,6 +52,12 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     """``graphpo train``: a configuration and overrides, or overrides of a run to be resumed."""
     if resume is not None:
         run = RunDirectory.existing(Path(resume))
+        for argument in arguments:
+            if argument.startswith("output=") or "=" not in argument:
+                raise ConfigError(
+                    f"--resume {resume} goes on there, as its own config.yaml says: {argument} "
+                    "cannot change that; give key=value for what is to be another from now on"
+                )
         config = load_config(RunConfig, run.config_path, arguments)
     elif arguments:
         config = load_config(RunConfig, arguments[0], arguments[1:])
@@ -121,6 +127,7 @@ def rollout(
     check_named(config)
     set_threads(config.threads)
     paths = [tasks_path] if tasks_path else config.tasks.train
+    check_apart([Path(out)], [Path(config_path), *map(Path, paths)])
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
     sampling, scoring = build_sampling(config.sampling), build_step_scoring(config.method)
@@ -160,6 +167,8 @@ def evaluate_policy(
     path = tasks_path or config.tasks.heldout
     if path is None:
         raise ConfigError("there are no held-out tasks: set tasks.heldout or give --tasks FILE")
+    if out is not None:
+        check_apart([Path(out)], [Path(config_path), Path(path)])
     tasks = load_tasks(Path(path))
     grower, policy = build_grower(config), build_policy(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)

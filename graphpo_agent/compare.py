@@ -10,10 +10,13 @@ from statistics import mean
 from rich.console import Console
 from rich.status import Status
 
+from graphpo_agent.build import build_tasks
 from graphpo_agent.compare_run import Told, train_apart
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
+from graphpo_agent.memory import describe_memory
+from graphpo_agent.outputs import check_above
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
 from graphpo_agent.report.compare_stats import read_comparison, read_outcome, run_path
 from graphpo_agent.report.console import TimeLeft
@@ -77,8 +80,9 @@ def compare_command(
         ConfigError: a configuration that cannot be used.
         RunError: a directory holds another run, or a run stopped.
     """
-    if Path(out).exists() and not Path(out).is_dir():
-        raise RunError(f"--out {out} is not a directory")
+    if not out or (Path(out).exists() and not Path(out).is_dir()):
+        raise RunError(f"--out {out!r} is not a directory")
+    check_above(Path(out) / "runs")
     read_yaml(Path(config_path))  # that it is there comes before what is beside it
     files = find_methods(config_path, methods)
     runs = list(_plan(config_path, overrides, files, seeds, Path(out)))
@@ -189,6 +193,8 @@ def _plan(
             config = load_config(RunConfig, config_path, [str(method.path), *overrides])
             _check_comparable(config)
             check_run(config)
+            build_tasks(config)
+            describe_memory(config)  # that its model is there
         except GraphPOError as error:
             raise ConfigError(f"{method.label}: {error}") from None
         configs[method.label] = config

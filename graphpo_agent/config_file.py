@@ -42,8 +42,12 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
     try:
         return kind.model_validate(data)
     except ValidationError as error:
+        where, problem = _first_problem(error, data)
         files = " + ".join([str(path), *filter(_is_file, overrides)])
-        raise ConfigError(f"{files}: {_first_problem(error, data)}") from None
+        keys = {x: x.partition("=")[0] for x in overrides if not _is_file(x)}
+        to_blame = [x for x, key in keys.items() if f"{where}.".startswith(f"{key}.")]
+        source = f" (override {to_blame[-1]!r:.200})" if to_blame else ""
+        raise ConfigError(f"{files}: {problem}{source}") from None
 
 
 def dump_config(config: BaseModel) -> str:
@@ -104,7 +108,8 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r:.200}: the value is not YAML") from None
 
 
-def _first_problem(error: ValidationError, data: Any) -> str:
+def _first_problem(error: ValidationError, data: Any) -> tuple[str, str]:
+    """Its key, and what is wrong with it."""
     problems: list[Mapping[str, Any]] = [*error.errors()]
     first = problems[0]
     location = [*map(str, first["loc"])]
@@ -121,7 +126,7 @@ def _first_problem(error: ValidationError, data: Any) -> str:
     elif where:
         message = f"{message} (got {first['input']!r})"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where}: {message}{more}" if where else f"{message}{more}"
+    return where, f"{where}: {message}{more}" if where else f"{message}{more}"
 
 
 def _keys(location: Sequence[str], data: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from graphpo_agent.data.tasks import write_demonstrations, write_tasks
 from graphpo_agent.data.verl_parquet import Trainer, write_verl_parquet
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.evals.grade import GradeOptions, grade_file
-from graphpo_agent.outputs import check_place
+from graphpo_agent.outputs import check_apart, check_place
 from graphpo_agent.yaml_text import NotYaml, parse_yaml
 from retrievers.index import build_index, describe_index, merge_indexes, open_index
 from retrievers.server import serve
@@ -32,7 +32,9 @@ def prepare(
 ) -> int:
     """``graphpo data prepare``; nothing is written before every row was checked."""
     outputs = [path for path in (out, parquet, demonstrations) if path is not None]
-    _check_apart(outputs, [*files, *exclude])
+    for path in outputs:
+        check_place(path)
+    check_apart(outputs, [*files, *exclude])
     prepared = prepare_data(
         source, files, exclude=exclude, keep_unanswerable=keep_unanswerable, progress=True
     )
@@ -48,16 +50,6 @@ def prepare(
     for path in outputs:
         print(path)
     return 0
-
-
-def _check_apart(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
-    """Raise an error where writing an output would lose an input, another output or a device."""
-    taken = {path.resolve() for path in inputs}
-    for path in outputs:
-        check_place(path)
-        if path.resolve() in taken:
-            raise ConfigError(f"output {path} is also an input or another output; name another")
-        taken.add(path.resolve())
 
 
 def _described(summary: Summary) -> str:

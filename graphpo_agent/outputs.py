@@ -3,11 +3,19 @@
 import errno
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from graphpo_agent.errors import DataError, GraphPOError, RunError
+from graphpo_agent.errors import ConfigError, DataError, GraphPOError, RunError
 
-__all__ = ["check_above", "check_output", "check_parent", "check_place", "is_no_file"]
+__all__ = [
+    "check_above",
+    "check_apart",
+    "check_output",
+    "check_parent",
+    "check_place",
+    "is_no_file",
+]
 
 _PROTECTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -18,6 +26,24 @@ def is_no_file(path: Path) -> bool:
     Renaming a new file onto ``/dev/null`` would take it away from the whole machine.
     """
     return not path.name or (os.path.exists(path) and not os.path.isfile(path))
+
+
+def check_apart(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Raise ConfigError where writing an output would lose an input or another output.
+
+    Links are followed: what counts is the file.
+    """
+    taken = list(inputs)
+    for path in outputs:
+        if any(_is_same(path, other) for other in taken):
+            raise ConfigError(f"output {path} is also an input or another output; name another")
+        taken.append(path)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    if os.path.exists(path) and os.path.exists(other):
+        return os.path.samefile(path, other)
+    return os.path.abspath(path) == os.path.abspath(other)
 
 
 def check_place(path: Path) -> None:

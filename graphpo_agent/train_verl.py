@@ -268,7 +268,9 @@ def rewind_logs(run: RunDirectory) -> int:
     """
     newest = run.checkpoints_path / "latest_checkpointed_iteration.txt"
     if not newest.is_file():
-        raise RunError(f"{run.path} ended before its first checkpoint: delete it and start again")
+        raise RunError(
+            f"{run.path} ended before its first checkpoint: start it again without --resume"
+        )
     step = int(newest.read_text())
     kept = [
         line

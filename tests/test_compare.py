@@ -207,7 +207,9 @@ def test_further_seeds_and_methods_join(
         (["grpo", "treerpo"], ["reward=os:sep"], "os:sep"),
         (["grpo"], ["seed=3"], "--seeds"),
         (["grpo"], ["tasks.heldout=null"], "held-out"),
-        (["grpo"], ["model.path=/nowhere/model"], "/nowhere/model"),
+        (["treerpo", "grpo"], ["model.path=/nowhere/model"], "treerpo: model directory /nowhere"),
+        (["grpo"], ["tasks.train=/nowhere/tasks"], "grpo: /nowhere/tasks"),
+        (["grpo"], ["train.prompts_per_step=9999"], "grpo: train.prompts_per_step is 9999"),
         (
             ["grpo"],
             ["engine={kind: verl, max_context_tokens: 128}"],
@@ -232,6 +234,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     [
         ("--seeds", "0", "'0' is no seed at all"),
         ("--seeds", "7-3", "'7-3' is no seed at all"),
+        ("--seeds", f"{2**63}-{2**63}", f"'{2**63}-{2**63}': a seed is below 2**63"),
         ("--seeds", "two", "'two' is neither a number of seeds nor FIRST-LAST"),
         ("--seeds", "-1", "'-1' is neither"),
         ("--seeds", "0-99999999999", "'0-99999999999' is more than 1000 seeds"),
@@ -251,6 +254,8 @@ def test_an_output_that_is_a_file(
 ) -> None:
     (tmp_path / "out").write_text("mine")
     assert "not a directory" in mistake(capsys, arguments(reach, tmp_path / "out"))
+    unnamed = [*arguments(reach, tmp_path / "out"), "--out", ""]
+    assert "--out '' is not a directory" in mistake(capsys, unnamed)
 
 
 def test_a_mistake_names_its_files(

@@ -72,6 +72,17 @@ def test_a_bad_value_is_one_line_with_the_key(override: str, says: str) -> None:
     assert "\n" not in message
 
 
+def test_the_last_override_of_a_key_is_to_blame_and_of_none_the_file(tmp_path: Path) -> None:
+    overrides = ["method={name: grpo, group_size: 4}", "method.group_size=5", "method.group_size=x"]
+    with pytest.raises(ConfigError, match=r"group_size: .*\(override 'method.group_size=x'\)$"):
+        load_config(RunConfig, KB, overrides)
+    file = tmp_path / "more.yaml"
+    file.write_text("seed: x")
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, KB, ["train.steps=5", str(file)])
+    assert f"{KB} + {file}: seed: " in str(caught.value) and "(override" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "override", ["train.steps", "=5", "output.deep=1", "seed=[1", "seed=2026-13-01"]
 )

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from graphpo_agent.cli import main
-from graphpo_agent.errors import DataError, RunError
-from graphpo_agent.outputs import check_above, check_output, check_place, is_no_file
+from graphpo_agent.errors import ConfigError, DataError, RunError
+from graphpo_agent.outputs import check_above, check_apart, check_output, check_place, is_no_file
 from tests.worlds import ROOT
 
 CONFIG, SFT = (str(ROOT / "configs" / "toy" / name) for name in ("reach.yaml", "reach_sft.yaml"))
@@ -38,6 +38,38 @@ def here(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "dangling").symlink_to("missing")
     return tmp_path
+
+
+@pytest.mark.parametrize("out", ["file", "folder/../file", "symbolic", "hard"])
+def test_an_output_is_no_input(here, out):
+    (here / "symbolic").symlink_to("file")
+    (here / "hard").hardlink_to("file")
+    with pytest.raises(ConfigError, match="is also an input or another output"):
+        check_apart([Path(out)], [Path("dangling"), here / "file"])
+
+
+def test_outputs_are_different_files(here):
+    check_apart([Path("new"), Path("folder/new")], [Path("file"), Path("dangling")])
+    with pytest.raises(ConfigError, match="new is also an input"):
+        check_apart([Path("new"), Path("folder/../new")], [])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["score", "file", "--method", "grpo", "--out", "file"],
+        ["grade", "em", "file", "--out", "file"],
+        ["rollout", CONFIG, "--tasks", "file", "--out", "file"],
+        ["rollout", "mine.yaml", "--out", "mine.yaml"],
+        ["eval", CONFIG, "--tasks", "file", "--out", "file"],
+    ],
+)
+def test_no_verb_writes_over_its_input(words, here, capsys):
+    Path("mine.yaml").write_text(Path(CONFIG).read_text())
+    before = {path: path.read_text() for path in (here / "file", here / "mine.yaml")}
+    assert main(words) == 2
+    assert "is also an input or another output" in capsys.readouterr().err
+    assert {path: path.read_text() for path in before} == before
 
 
 def told(check, error, path: str) -> str | None:

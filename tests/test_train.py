@@ -19,7 +19,7 @@ from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.report.run_dir import RunDirectory, locked, write_atomically
 from graphpo_agent.rollout.grow import Grower
-from tests.worlds import Storm, files_of_at_most, run_arguments, start_command
+from tests.worlds import ROOT, Storm, files_of_at_most, run_arguments, start_command
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -375,6 +375,19 @@ def test_a_small_task_file_ends_resampling_not_the_run(reach: Path, tmp_path: Pa
     assert main(["train", *run_arguments(reach, run, f"tasks.train={few}", *never)]) == 0
     assert [row["rollout/nodes"] > 1 for row in rows(run)[1:]] == [True, True]
     assert "update/loss" not in rows(run)[-1]
+
+
+@pytest.mark.parametrize("change", [str(ROOT / "configs/toy/reach.yaml"), "output=elsewhere"])
+def test_a_resumed_run_stays_where_and_what_it_is(
+    change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    before = (run / "config.yaml").read_text(), rows(run)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "train.steps=2", change]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert change in told and ((run / "config.yaml").read_text(), rows(run)) == before
 
 
 def test_overrides_of_a_resumed_run_are_kept(reach: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.net.chat import OpenAIChat
-from graphpo_agent.outputs import check_parent, check_place
+from graphpo_agent.outputs import check_apart, check_parent, check_place
 from graphpo_agent.rewards.asearcher import ASearcherReward
 from graphpo_agent.rewards.judge import Judge
 from graphpo_agent.rewards.qa import answer_contains, answer_equals, answer_f1
@@ -134,6 +134,7 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
     target = Path(out)
     check_place(target)
     check_parent(target, DataError)
+    check_apart([target], [Path(path)])
     transcripts = _transcripts(Path(path), asked=kind == "judge")
     with ThreadPoolExecutor(_AT_ONCE if kind == "judge" else 1) as pool:
         write_rows(target, _rows(transcripts, grade, pool))

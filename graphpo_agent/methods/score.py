@@ -22,7 +22,7 @@ from graphpo_agent.methods.method import Credit, Method
 from graphpo_agent.methods.prm import Prm
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.methods.whiten import whitened
-from graphpo_agent.outputs import is_no_file
+from graphpo_agent.outputs import check_apart, check_parent, is_no_file
 
 __all__ = ["OPTIONS", "score_file", "scoring_method"]
 
@@ -142,7 +142,7 @@ def score_file(
         One line on what the method reads, the file lacks and a default stood for; None: nothing.
 
     Raises:
-        ConfigError: a bad option.
+        ConfigError: a bad option, or an output that is the input.
         GraphError: a malformed line (file and line number in the message), or a graph without what
             the method or an option reads.
         DataError: the input cannot be read or the output cannot be written.
@@ -153,6 +153,8 @@ def score_file(
     path = Path(out)
     if is_no_file(path):
         raise DataError(f"output {out!r} is not a file")
+    check_parent(path, DataError)
+    check_apart([path], [Path(source)])
     partial = path.with_name(f".{path.name}.partial")
     treeless: list[str] = []
     try:
@@ -193,9 +195,16 @@ def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -
         classes = _classes(batch, method, keep_classes)
         if isinstance(method, Prm):
             method.check_scores(batch)
-        credits = method.assign_credit(batch, classes)
-        if method.whiten == "batch":
-            credits = whitened(batch, credits)
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                credits = method.assign_credit(batch, classes)
+                if method.whiten == "batch":
+                    credits = whitened(batch, credits)
+        except FloatingPointError:
+            raise ConfigError(
+                f"the credit of graph {batch[0].id!r} or one after it is no finite number: "
+                "give smaller weights"
+            ) from None
         for graph, credit in zip(batch, credits, strict=True):
             yield json.dumps(_record(graph, credit, method.name), allow_nan=False) + "\n"
 

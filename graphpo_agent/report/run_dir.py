@@ -136,7 +136,7 @@ class RunDirectory:
         checkpoints = self.checkpoints()
         if not checkpoints:
             raise RunError(
-                f"{self.path} ended before its first checkpoint: delete it and start again"
+                f"{self.path} ended before its first checkpoint: start it again without --resume"
             )
         return checkpoints[-1]
 

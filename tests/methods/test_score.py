@@ -264,6 +264,19 @@ def test_a_mask_leaves_out_what_whitening_counts(tmp_path: Path) -> None:
     assert column(scored, "advantage") == {0: None, 1: 1.0, 2: 0.0, 3: None}
 
 
+def test_weights_that_overflow_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(GRAPH))
+    out.write_text("before")
+    weights = ["--max-length", "9", "--overlong-buffer", "5", "--overlong-factor", "1e308"]
+    words = ["score", str(source), "--out", str(out), "--method", "dapo", *weights]
+    assert main(words) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "graph 'g'" in told and "no finite number" in told and out.read_text() == "before"
+
+
 def test_a_file_without_trees_has_one_under_each_child_of_the_root(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
