@@ -55,5 +55,9 @@ class QuotaError(ToolError):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, in one line; its kind where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What a library's error says, in one line; its kind where it says nothing.
+
+    A line that ends with a colon goes on with the next one.
+    """
+    first, *more = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {more[0].strip()}" if more and first.endswith(":") else first

@@ -60,7 +60,8 @@ def _load(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise GraphError(f"not JSON: {error.msg} at column {error.colno}") from None
     except ValueError as error:
-        raise GraphError(f"not JSON that can be read: {error}") from None
+        # What follows of a number with too many digits is advice to programmers.
+        raise GraphError(f"not JSON that can be read: {str(error).partition(';')[0]}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

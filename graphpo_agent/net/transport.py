@@ -207,6 +207,8 @@ def _broken(error: BaseException) -> Broken:
         inner = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) else None
         cause = inner or next((one for one in error.args if isinstance(one, BaseException)), None)
     reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, urllib3.exceptions.NewConnectionError):
+        reason = reason.partition("): ")[2] or reason  # the connection's name is not the user's
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return Broken(
             "configuration", f"{reason}: set REQUESTS_CA_BUNDLE to the file of its certificate"

@@ -437,5 +437,5 @@ def test_loading_what_is_no_checkpoint_is_one_line(make_model, tokenizer, tmp_pa
     with pytest.raises(ModelError, match="cannot be loaded"):
         engine.load_checkpoint(bare)
     other = make_engine(make_model("llama"), tokenizer)
-    with pytest.raises(RunError, match="another model"):
+    with pytest.raises(RunError, match=r"another model: Error.*(size mismatch|key)"):
         other.load_checkpoint(tmp_path / "step")

@@ -154,6 +154,7 @@ def test_unreachable_hosts_are_transient(host):
     with pytest.raises(CallFailed, match="tries") as caught:
         HttpService("s", limits=QUICK).call("GET", f"http://{host}:{unused_port()}/x")
     assert caught.value.kind == "transient" and "\n" not in str(caught.value)
+    assert "Connection(" not in str(caught.value)  # a name that is no user's
 
 
 def test_decompressed_size_is_capped():
