@@ -167,7 +167,10 @@ def write_world(world: str, best: Mapping[str, Setting], seeds: int, work: Path)
 
 
 def write_map() -> None:
-    """One table of all worlds that were measured: final accuracy, and the setting it took."""
+    """One table of all worlds that were measured: final accuracy, and the setting it took.
+
+    What has to be said of a world's runs stands in its record as ``note``.
+    """
     files = [RESULTS / f"map-{world}.json" for world in WORLDS]
     records = [json.loads(path.read_text()) for path in files if path.is_file()]
     of_world = [{each["method"]: each for each in record["methods"]} for record in records]
@@ -200,6 +203,8 @@ def write_map() -> None:
     for name in names:
         cells = [_growth(name, record) for record in records]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    for note in dict.fromkeys(record["note"] for record in records if "note" in record):
+        lines += ["", note]
     (RESULTS / "map.md").write_text("\n".join(lines) + "\n")
 
 
