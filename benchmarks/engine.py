@@ -1,6 +1,6 @@
 """The engine, measured: update, sampling, whole steps beside TRL and verl, growth, where time goes.
 
-    python benchmarks/engine.py all               # about 25 minutes on two cores, one thread used
+    python benchmarks/engine.py all               # under an hour on two cores, one thread used
     python benchmarks/engine.py update --quick    # one part, smallest settings
 
 ``update``    packed graphs against path-expanded rows and one row per edge

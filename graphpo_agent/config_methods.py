@@ -40,6 +40,7 @@ __all__ = [
 GroupSize = Annotated[Whole, Field(ge=2)]
 Place = Literal["token", "edge"]
 Singleton = Literal["raw", "zero"]
+LoneEdge = Literal["zero", "inherit"]
 Whiten = Literal["none", "batch"]
 
 
@@ -48,7 +49,7 @@ class _GraphMethod(Strict):
     """b_h per layer; layers beyond it continue with 1."""
     efficiency_weight: NonNegative = 0.2
     efficiency_combine: Literal["mean", "sum"] = "mean"
-    singleton: Literal["zero", "inherit"] = "zero"
+    singleton: LoneEdge = "zero"
     backup: Literal["leaf", "mean", "class"] = "leaf"
     normalize: Literal["std", "none", "rms"] = "std"
     trajectory_weight: NonNegative = 0.0
@@ -114,7 +115,7 @@ class SpoTreeMethod(Strict):
     name: Literal["spo_tree"]
     schedule: Schedule = (6, 6, 6)
     normalize: Literal["none", "std"] = "none"
-    singleton: Literal["zero", "inherit"] = "inherit"
+    singleton: LoneEdge = "inherit"
     drop_zero: bool = True
     max_probability: Fraction | None = 0.9
     whiten: Whiten = "batch"
@@ -159,7 +160,7 @@ class TreeRpoMethod(Strict):
     name: Literal["treerpo"]
     schedule: Schedule = (4, 4, 4)
     normalize: Literal["std", "none"] = "std"
-    singleton: Literal["zero", "inherit"] = "inherit"
+    singleton: LoneEdge = "inherit"
 
 
 class PrmMethod(Strict):

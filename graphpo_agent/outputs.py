@@ -41,9 +41,8 @@ def check_apart(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    if os.path.exists(path) and os.path.exists(other):
-        return os.path.samefile(path, other)
-    return os.path.abspath(path) == os.path.abspath(other)
+    there = os.path.exists(path) and os.path.exists(other)
+    return os.path.samefile(path, other) if there else path.resolve() == other.resolve()
 
 
 def check_place(path: Path) -> None:

@@ -56,7 +56,7 @@ class RolloutGraph:
         step_scores: [n] what a process reward model says of each edge, in [0, 1]; NaN where it
             was not asked.
         tree: [n] number of the tree a node belongs to; -1 where it has none: at a root, and
-            where a file does not say (``tree_numbers``).
+            where a file does not say.
         given_classes: [n] the file's equivalence classes, each named by the position of its
             member with the smallest id; None unless every node has one.
         offsets: [n + 1]; node v owns the tokens ``offsets[v]:offsets[v + 1]``.

@@ -21,6 +21,7 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.method import Credit, Method
 from graphpo_agent.methods.prm import Prm
 from graphpo_agent.methods.tree import tree
+from graphpo_agent.methods.tree_grpo import names_trees
 from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.outputs import check_apart, check_parent, is_no_file
 
@@ -183,7 +184,7 @@ def score_file(
 def _noting_treeless(graphs: Iterable[RolloutGraph], treeless: list[str]) -> Iterator[RolloutGraph]:
     """The graphs; noted are those that branch at the root and name no tree of any node."""
     for graph in graphs:
-        if graph.num_children[0] > 1 and (graph.tree[1:] < 0).all():
+        if graph.num_children[0] > 1 and not names_trees(graph):
             treeless.append(graph.id)
         yield graph
 

@@ -16,7 +16,7 @@ from graphpo_agent.methods.grpo import GroupOfOne, group_advantages
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
-__all__ = ["TreeGrpo", "tree_numbers"]
+__all__ = ["TreeGrpo", "names_trees"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class TreeGrpo:
     def _credit(self, graph: RolloutGraph) -> Credit:
         rewards = graph.reward[graph.terminals]
         advantages = np.full(len(rewards), np.nan)
-        groups = self._trained(graph, tree_numbers(graph))
+        groups = self._trained(graph, _tree_numbers(graph))
         if groups:
             trained = np.concatenate(groups)
             advantages[trained] = group_advantages(rewards[trained], singleton=self.singleton)
@@ -126,15 +126,20 @@ class TreeGrpo:
         return groups
 
 
-def tree_numbers(graph: RolloutGraph) -> IntArray:
+def names_trees(graph: RolloutGraph) -> bool:
+    """Whether any node below the root has the number of its tree."""
+    return bool((graph.tree[1:] >= 0).any())
+
+
+def _tree_numbers(graph: RolloutGraph) -> IntArray:
     """[n] the tree of each node; in a graph without any, one tree under each child of the root.
 
     Raises:
         GraphError: some nodes below the root have a number and others have not.
     """
-    known = graph.tree[1:] >= 0
-    if not known.any():
+    if not names_trees(graph):
         return default_trees(graph.parent, graph.tree)
+    known = graph.tree[1:] >= 0
     if not known.all():
         lacking = graph.node_ids[1 + known.argmin()]
         raise GraphError(
