@@ -87,8 +87,8 @@ def test_other_prompts_are_drawn_where_the_method_draws_them_whatever_the_run_sa
             assert drawn.max_resample == (9 if filters else 0), name
 
 
-def test_the_documentation_says_of_every_preset_where_it_departs_from_its_paper() -> None:
-    page = (ROOT / "docs/methods.md").read_text()
+def test_the_readme_says_of_every_preset_where_it_departs_from_its_paper() -> None:
+    page = (ROOT / "README.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall("`([^`]*/[^`]*)`", row)]
     for preset in PRESETS:
