@@ -1,9 +1,10 @@
 """Every method on the toy worlds, tuned at equal tokens: a map of where each one wins.
 
 Builds each world and warm-starts one policy for it. Then ``graphpo compare`` trains every method in
-all its settings (``method_settings.py``) with a tuning seed, and in the best one with fresh seeds.
-Finished runs are kept, so a stopped benchmark goes on where it was. Writes a page, a figure and the
-raw numbers per world and one map of all worlds to ``benchmarks/results/``.
+all its settings (``method_settings.py``) with a tuning seed, in the better two with further tuning
+seeds, and in the best one with fresh seeds. Finished runs are kept, so a stopped benchmark goes on
+where it was. Writes a page, a figure and the raw numbers per world and one map of all worlds to
+``benchmarks/results/``.
 
     python benchmarks/method_map.py                      # everything: half a day on 2 cores
     python benchmarks/method_map.py --worlds kb --methods graphpo grpo --seeds 2
@@ -32,7 +33,9 @@ from graphpo_agent.report.compare_page import (
 )
 from graphpo_agent.report.compare_stats import Interval, read_comparison
 
-TUNING_SEED = 100
+TUNING_SEEDS = range(100, 103)
+FINALISTS = 2
+"""Settings of a method that are tried with more than the first tuning seed."""
 SMALL = [name for name, world in WORLDS.items() if not world.large]
 
 
@@ -57,9 +60,9 @@ def measure(world: str, methods: Sequence[str], seeds: int, work: Path, jobs: in
     if "prm" in methods:
         prepare_step_scorer(world, work)
     tried = {name: list(settings(name, WORLDS[world])) for name in methods}
-    best = tune(world, tried, work, jobs)
+    best, tuning = tune(world, tried, work, jobs)
     compare(world, best, seeds, work, jobs)
-    write_world(world, best, seeds, work)
+    write_world(world, best, tuning, seeds, work)
     write_map()
 
 
@@ -79,28 +82,46 @@ def prepare_step_scorer(world: str, work: Path) -> None:
 
 def tune(
     world: str, tried: Mapping[str, Sequence[Setting]], work: Path, jobs: int
-) -> dict[str, Setting]:
-    """Every method's setting with the highest mean of the learning curve."""
+) -> tuple[dict[str, Setting], dict[str, list[float]]]:
+    """Every method's setting with the highest mean of the learning curve, and what was tried.
+
+    Returns:
+        The settings by method; by label the curve's mean with each tuning seed.
+    """
     if all(len(choices) == 1 for choices in tried.values()):
-        return {name: choices[0] for name, choices in tried.items()}
+        return {name: choices[0] for name, choices in tried.items()}, {}
+    first = curve_means(world, tried, TUNING_SEEDS[:1], work, jobs)
+    finalists = {
+        name: sorted(choices, key=lambda each: -first[each.label][0])[:FINALISTS]
+        for name, choices in tried.items()
+    }
+    last = curve_means(world, finalists, TUNING_SEEDS, work, jobs)
+    best = {
+        name: max(choices, key=lambda each: sum(last[each.label]))
+        for name, choices in finalists.items()
+    }
+    return best, first | last
+
+
+def curve_means(
+    world: str, tried: Mapping[str, Sequence[Setting]], seeds: range, work: Path, jobs: int
+) -> dict[str, list[float]]:
+    """Train in all settings: by label the mean of the learning curve with each seed."""
     out = work / "tuning" / world
     every = [setting for choices in tried.values() for setting in choices]
     files = [write_setting(out / f"{each.label}.yaml", world, each, work) for each in every]
-    seeds = f"{TUNING_SEED}-{TUNING_SEED}"
     call(["compare", *arguments(world, work), *comparing(files, seeds, out, jobs)])
     labels = [each.label for each in every]
-    found = read_comparison(out, labels, [TUNING_SEED], WORLDS[world].token_budget)
-    scores = {label: found.summary(label, "curve_accuracy").mean for label in labels}
-    return {
-        name: max(choices, key=lambda each: scores[each.label]) for name, choices in tried.items()
-    }
+    found = read_comparison(out, labels, seeds, WORLDS[world].token_budget)
+    means = {label: found.values(label, "curve_accuracy").values() for label in labels}
+    return {label: [round(mean, 6) for mean in values] for label, values in means.items()}
 
 
 def compare(world: str, best: Mapping[str, Setting], seeds: int, work: Path, jobs: int) -> None:
     """Every method in its best setting, with seeds that had no part in choosing it."""
     out = work / "compare" / world
     files = [write_setting(out / f"{name}.yaml", world, best[name], work) for name in best]
-    call(["compare", *arguments(world, work), *comparing(files, f"0-{seeds - 1}", out, jobs)])
+    call(["compare", *arguments(world, work), *comparing(files, range(seeds), out, jobs)])
 
 
 def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
@@ -121,8 +142,8 @@ def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
     return path
 
 
-def comparing(files: Sequence[Path], seeds: str, out: Path, jobs: int) -> list[str]:
-    options = ["--seeds", seeds, "--out", str(out), "--jobs", str(jobs)]
+def comparing(files: Sequence[Path], seeds: range, out: Path, jobs: int) -> list[str]:
+    options = ["--seeds", f"{seeds[0]}-{seeds[-1]}", "--out", str(out), "--jobs", str(jobs)]
     return ["--methods", *map(str, files), *options]
 
 
@@ -148,20 +169,35 @@ def arguments(world: str, work: Path) -> list[str]:
     return [f"configs/toy/{sizes.toy}.yaml", *overrides]
 
 
-def write_world(world: str, best: Mapping[str, Setting], seeds: int, work: Path) -> None:
+def write_world(
+    world: str,
+    best: Mapping[str, Setting],
+    tuning: Mapping[str, Sequence[float]],
+    seeds: int,
+    work: Path,
+) -> None:
     """The page, the figures and the raw numbers of one world."""
     found = read_comparison(
         work / "compare" / world, list(best), range(seeds), WORLDS[world].token_budget
     )
-    chosen = {name: {"prompts": s.prompts, "lr": s.learning_rate} for name, s in best.items()}
+    chosen = {
+        name: {
+            "prompts": setting.prompts,
+            "lr": setting.learning_rate,
+            "structure": structure(name, setting.responses, WORLDS[world].steps),
+        }
+        for name, setting in best.items()
+    }
     RESULTS.mkdir(exist_ok=True)
-    for old in RESULTS.glob(f"map-{world}*"):
-        old.unlink()
+    for pattern in (f"map-{world}.*", f"map-{world}-[0-9]*.svg"):
+        for old in RESULTS.glob(pattern):
+            old.unlink()
     figures = draw_curves(RESULTS / f"map-{world}.svg", f"{world}: held-out accuracy", found)
     lines = [f"# {world}", "", f"{machine_line()} One thread per run.", ""]
     lines += comparison_tables(found)
     lines += ["", *(f"![held-out accuracy by tokens]({path.name})" for path in figures)]
-    record: dict[str, Any] = {"world": world, "settings": chosen, **comparison_record(found)}
+    record: dict[str, Any] = {"world": world, "settings": chosen, "tuning": tuning}
+    record |= comparison_record(found)
     (RESULTS / f"map-{world}.md").write_text("\n".join(lines) + "\n")
     (RESULTS / f"map-{world}.json").write_text(json.dumps(record, indent=1) + "\n")
 
@@ -179,8 +215,9 @@ def write_map() -> None:
         "# Where each method wins",
         "",
         "Held-out accuracy at the end in percent, mean over fresh seeds ± 95 % confidence",
-        "interval; in brackets prompts per update and learning rate, chosen for each method with",
-        f"seed {TUNING_SEED}.",
+        "interval; in brackets prompts per update and learning rate, chosen for each method by the",
+        f"mean of the learning curve: of four settings with seed {TUNING_SEEDS[0]}, of the better",
+        f"{FINALISTS} with seeds {TUNING_SEEDS[0]} to {TUNING_SEEDS[-1]}.",
         "Bold: the highest mean of a world. Same warm-started policy, same generated tokens: a run",
         "ends with the update that reaches them (*dapo*'s replace prompts and may go up to 2 %",
         "beyond). A run asks for no task twice; *pros* has a quarter as many, so that each comes",
@@ -226,10 +263,8 @@ def _cell(name: str, record: Mapping[str, Any], methods: Mapping[str, Any]) -> s
 def _growth(name: str, record: Mapping[str, Any]) -> str:
     if name not in record["settings"]:
         return "–"
-    world = WORLDS[record["world"]]
-    responses = world.responses * world.prompts // record["settings"][name]["prompts"]
-    settings = structure(name, responses, world.steps)
-    return ", ".join(f"{key} {_text(value)}" for key, value in settings.items())
+    grown = record["settings"][name]["structure"]
+    return ", ".join(f"{key} {_text(value)}" for key, value in grown.items())
 
 
 def _text(value: Any) -> str:

@@ -202,9 +202,9 @@ def structure(method: str, responses: int, steps: int) -> dict[str, Any]:
         case "waves":
             return {"schedule": [half, 1], "refill": "uncertain"}
         case "treerl":
-            return {"trees": half, "forks": 1, "rounds": 1, "copies": 2}
+            return {"trees": responses * 3 // 7, "forks": 1, "rounds": 1, "copies": 2}
         case "tree_grpo":
-            return {"trees": half, "expansions": 2, "rounds": 1}
+            return {"trees": responses * 3 // 7, "expansions": 2, "rounds": 1}
         case "spo_tree" | "treerpo":  # their steps are what lies between two forks
             return {"schedule": _spread(responses, steps)}
         case "spo_chain":
@@ -218,7 +218,7 @@ def structure(method: str, responses: int, steps: int) -> dict[str, Any]:
 def _late(responses: int, steps: int) -> list[int]:
     """3/7 of the budget as chains that branch in two after a third and two thirds of a response."""
     schedule = [1] * (2 * steps // 3 + 2)
-    schedule[0] = round(responses * 3 / 7)
+    schedule[0] = responses * 3 // 7
     schedule[steps // 3] = schedule[2 * steps // 3] = 2
     return schedule
 

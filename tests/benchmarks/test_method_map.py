@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import pytest
 
 from benchmarks import method_map, method_prm
-from benchmarks.method_settings import METHODS, WORLDS, settings
+from benchmarks.method_settings import METHODS, WORLDS, Setting, settings
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
+from graphpo_agent.report.compare_stats import MEASURES, Comparison, Outcome
 from graphpo_agent.train_run import check_run
 from tests.worlds import ROOT
 
@@ -78,6 +82,7 @@ def test_a_small_benchmark(
     tuned = json.loads((tmp_path / "work/tuning/reach/compare.json").read_text())
     curves = {each["method"]: each["curve_accuracy"]["mean"] for each in tuned["methods"]}
     assert len(curves) == 4
+    assert curves == {key: pytest.approx(fmean(own)) for key, own in record["tuning"].items()}
     page = (tmp_path / "results/map.md").read_text()
     for name, chosen in record["settings"].items():
         label = f"{name}-p{chosen['prompts']}-lr{chosen['lr']:g}"
@@ -87,11 +92,61 @@ def test_a_small_benchmark(
     assert page.count("**") >= 2
 
 
+def test_the_better_settings_of_one_seed_meet_again_with_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = ["grpo-p18-lr0.0002", "grpo-p18-lr0.0005", "grpo-p9-lr0.0002", "grpo-p9-lr0.0005"]
+    means = ([0.3, 0.9, 0.9], [0.5, 0.1, 0.1], [0.4, 0.3, 0.2], [0.1] * 3)
+    curves = dict(zip(labels, means, strict=True))
+    asked: list[list[tuple[str, int]]] = []
+
+    def trained(
+        world: str, tried: Mapping[str, list[Setting]], seeds: range, work: Path, jobs: int
+    ) -> dict[str, list[float]]:
+        own = [setting.label for choices in tried.values() for setting in choices]
+        asked.append([(label, seed) for label in own for seed in seeds])
+        return {label: curves[label][: len(seeds)] for label in own}
+
+    monkeypatch.setattr(method_map, "curve_means", trained)
+    tried = {"grpo": list(settings("grpo", WORLDS["hops"]))}
+    best, tuning = method_map.tune("hops", tried, tmp_path, 2)
+    assert best["grpo"].label == labels[2]
+    assert tuning == {
+        labels[0]: curves[labels[0]][:1],
+        labels[1]: curves[labels[1]],
+        labels[2]: curves[labels[2]],
+        labels[3]: curves[labels[3]][:1],
+    }
+    assert asked[0] == [(label, 100) for label in labels]
+    assert sorted(asked[1]) == [(label, 100 + k) for label in labels[1:3] for k in range(3)]
+
+
+def test_a_world_leaves_the_files_of_another_whose_name_begins_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {f"map-reach-large.{end}" for end in ("md", "json", "svg")}
+    for name in (*large, "map-reach-2.svg", "map-reach.svg"):
+        (tmp_path / name).write_text("of before")
+    (tmp_path / "map-reach-large.json").write_text(
+        json.dumps({"world": "reach-large", "budget": 1000, "settings": {}, "methods": []})
+    )
+    outcome = Outcome(np.array([0.0, 9.0]), np.array([0.1, 0.2]), dict.fromkeys(MEASURES, 1.0))
+    found = Comparison({"grpo": {0: outcome, 1: outcome}}, None)
+    monkeypatch.setattr(method_map, "RESULTS", tmp_path)
+    monkeypatch.setattr(method_map, "read_comparison", lambda *_: found)
+    setting = next(settings("grpo", WORLDS["reach"]))
+    method_map.write_world("reach", {"grpo": setting}, {}, 2, tmp_path)
+    own = {"map-reach.md", "map-reach.json", "map-reach.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == large | own
+    assert "of before" not in (tmp_path / "map-reach.svg").read_text()
+    assert (tmp_path / "map-reach-large.md").read_text() == "of before"
+
+
 def test_worlds_that_other_methods_ran_on_share_a_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(method_map, "RESULTS", tmp_path)
-    setting = {"prompts": 18, "lr": 6e-05}
+    setting = {"prompts": 18, "lr": 6e-05, "structure": {"schedule": [4, 1], "refill": "uncertain"}}
     for world, accuracies in {
         "reach": {"grpo": 0.5, "waves": 0.4},
         "reach-large": {"grpo": 0.1, "plus": 0.2},
@@ -114,7 +169,7 @@ def test_worlds_that_other_methods_ran_on_share_a_map(
         "| grpo | **50.0 ± 1.0** (18, 6e-05) | 10.0 ± 1.0 (18, 6e-05) |",
     ]
     assert rows[-3:] == [
-        "| plus | – | schedule [7,1,2,1,2,1] |",
+        "| plus | – | schedule [4,1], refill uncertain |",
         "| waves | schedule [4,1], refill uncertain | – |",
-        "| grpo | group_size 8 | group_size 16 |",
+        "| grpo | schedule [4,1], refill uncertain | schedule [4,1], refill uncertain |",
     ]

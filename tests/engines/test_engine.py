@@ -18,7 +18,7 @@ from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import Demonstration, Piece, SampleRequest, SamplingParams
 from tests.engines.graphs import random_sample, with_rollout_logprobs
 
-UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, warmup_steps=3, seed=5)
+UPDATING = UpdateOptions(learning_rate=0.01, minibatches=3, warmup_steps=3, seed=5)
 IMITATION = ImitationOptions(learning_rate=0.01, total_steps=10, warmup_steps=2)
 SAMPLES = [random_sample(seed, 6 + seed) for seed in range(5)]
 DEMONSTRATIONS = [
@@ -46,15 +46,16 @@ def weights_of(model):
 def test_metrics_of_an_update_and_the_warm_up(make_model, tokenizer):
     engine = make_engine(make_model(), tokenizer)
     metrics = engine.update(SAMPLES, step=0)
-    names = "loss entropy kl clip_fraction grad_norm learning_rate mismatch mismatch_kl"
-    assert {name.removeprefix("update/") for name in metrics} == {*names.split(" ")}
+    names = "loss entropy kl clip_fraction grad_norm learning_rate optimizer_steps mismatch"
+    assert {name.removeprefix("update/") for name in metrics} == {*names.split(" "), "mismatch_kl"}
     assert all(np.isfinite(value) for value in metrics.values())
     assert metrics["update/learning_rate"] == pytest.approx(0.01 * (1 / 3 + 2 / 3 + 1) / 3)
+    assert metrics["update/optimizer_steps"] == 3
     assert engine.update(SAMPLES, step=1)["update/learning_rate"] == pytest.approx(0.01)
 
 
 def test_a_first_minibatch_with_recomputed_logprobs_is_on_policy(make_model, tokenizer):
-    updating = replace(UPDATING, minibatch_graphs=len(SAMPLES))
+    updating = replace(UPDATING, minibatches=1)
     metrics = make_engine(make_model(), tokenizer, updating).update(SAMPLES, step=0)
     assert metrics["update/kl"] == pytest.approx(0, abs=1e-12)
     assert metrics["update/clip_fraction"] == 0
@@ -214,7 +215,7 @@ def test_weight_decay_shrinks_matrices_only(make_model, tokenizer):
     model = make_model()
     before = weights_of(model)
     still = [replace(s, advantages=s.advantages * 0) for s in SAMPLES]
-    updating = replace(UPDATING, warmup_steps=0, minibatch_graphs=5)
+    updating = replace(UPDATING, warmup_steps=0, minibatches=1)
     make_engine(model, tokenizer, updating, weight_decay=0.5).update(still, 0)
     for name, value in model.named_parameters():
         factor = 1 - 0.01 * 0.5 if value.ndim >= 2 else 1.0
@@ -222,7 +223,7 @@ def test_weight_decay_shrinks_matrices_only(make_model, tokenizer):
 
 
 def test_epochs_repeat_the_batch_and_leave_the_policy_behind(make_model, tokenizer):
-    updating = replace(UPDATING, epochs=3, minibatch_graphs=5, warmup_steps=0)
+    updating = replace(UPDATING, epochs=3, minibatches=1, warmup_steps=0)
     engine = make_engine(make_model(), tokenizer, updating)
     steps = []
     engine._optimizer.register_step_pre_hook(lambda *_: steps.append(1))

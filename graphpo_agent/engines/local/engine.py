@@ -1,7 +1,7 @@
 """One machine's engine: samples with the weights and learns them (Algorithm 1, stage 4)."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from graphpo_agent.engines.local.options import (
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.token_weights import TokenWeights, token_weights
+from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.samples import TrainingSample
@@ -121,7 +122,7 @@ class LocalEngine:
             estimate of the divergence from the policy that sampled), ``update/reference_kl``
             (with a reference model), ``update/clip_fraction`` (of tokens
             some of whose gradient is cut), ``update/grad_norm`` (before clipping),
-            ``update/learning_rate``;
+            ``update/learning_rate``, ``update/optimizer_steps``;
             where the rollout recorded log-probabilities and they are recomputed,
             ``update/mismatch`` (mean distance of the two) and ``update/mismatch_kl`` (k3).
 
@@ -134,7 +135,9 @@ class LocalEngine:
         trained = [sample for sample in samples if sample.loss_mask.any()]
         if not trained:
             return {}
-        plan = list(_minibatches(len(trained), step, options))
+        plan = list(
+            minibatches(len(trained), options.minibatches, options.seed, step, options.epochs)
+        )
         recompute = options.old_logprobs == "recompute"
         old = self._old_logprobs(trained, plan[0]) if recompute else _recorded_logprobs(trained)
         reference = self._reference_logprobs(trained) if self._has_kl else None
@@ -156,7 +159,8 @@ class LocalEngine:
                 self._counters["update_steps"] += 1
                 norm = optimizer_step(self._optimizer, rate, self._options.max_grad_norm)
                 sums.add_step(norm, rate)
-        return sums.means("update") | (mismatch(trained, old) if recompute else {})
+        counted = {"update/optimizer_steps": float(len(plan))}
+        return counted | sums.means("update") | (mismatch(trained, old) if recompute else {})
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """One supervised step: mean negative log-likelihood of the trained pieces' tokens.
@@ -315,15 +319,6 @@ class LocalEngine:
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         picked = np.ascontiguousarray(values[..., batch.source])
         return torch.from_numpy(picked).to(self._model.device, dtype)
-
-
-def _minibatches(count: int, step: int, options: UpdateOptions) -> Iterator[NDArray[np.int64]]:
-    """Indices of the samples of each optimiser step; the order depends on (seed, step) only."""
-    generator = np.random.default_rng([options.seed, step])
-    for _ in range(options.epochs):
-        order = generator.permutation(count)
-        for start in range(0, count, options.minibatch_graphs):
-            yield order[start : start + options.minibatch_graphs]
 
 
 def _recorded_logprobs(samples: Sequence[TrainingSample]) -> list[FloatArray]:

@@ -9,9 +9,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-__all__ = ["Layout", "minibatches_of", "place_rows"]
+__all__ = ["Layout", "place_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +23,6 @@ class Layout:
 
     order: list[int | None]
     rows_per_minibatch: int
-
-
-def minibatches_of(count: int, size: int, seed: int, step: int) -> list[list[int]]:
-    """The graphs of each optimiser step, as the local engine draws them for its first epoch."""
-    order = np.random.default_rng([seed, step]).permutation(count).tolist()
-    return [order[start : start + size] for start in range(0, count, size)]
 
 
 def place_rows(

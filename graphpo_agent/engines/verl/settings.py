@@ -117,7 +117,7 @@ def verl_settings(
         "config": config_text,
         "steps": config.train.steps,
         "seed": config.seed,
-        "minibatch_graphs": config.update.minibatch_graphs,
+        "minibatches": config.minibatches,
         "terms": advantage_terms(config.method),
         "kl": config.update.kl_coefficient,
         "entropy": config.update.entropy_coefficient,
@@ -180,7 +180,7 @@ def _model_settings(config: RunConfig) -> dict[str, Any]:
 def _update_settings(config: RunConfig) -> dict[str, Any]:
     update, engine = config.update, verl_engine(config)
     tokens = max(update.max_tokens_per_batch, engine.max_context_tokens)
-    steps = update.epochs * math.ceil(config.train.prompts_per_step / update.minibatch_graphs)
+    steps = update.epochs * config.minibatches
     actor = "actor_rollout_ref.actor"
     return {
         f"{actor}.optim.lr": update.learning_rate,

@@ -22,7 +22,8 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from graphpo_agent.engines.verl.layout import minibatches_of, place_rows
+from graphpo_agent.engines.minibatches import minibatches
+from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.log import RunLog, step_metrics
 from graphpo_agent.engines.verl.loop import advantage_field
 from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
@@ -55,7 +56,7 @@ class GraphTrainer(PPOTrainerSync):
     """Trains graphs whose rows bring their own advantages.
 
     A batch holds the rows of the graphs with an advantage, in an order in which verl's minibatches
-    are ``update.minibatch_graphs`` graphs each.
+    are those of the local engine's first epoch.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -143,7 +144,8 @@ class GraphTrainer(PPOTrainerSync):
         number = {name: i for i, name in enumerate(names)}
         totals = {number[task]: note["total"] for task, note in zip(tasks, notes, strict=True)}
         own = self._own
-        groups = minibatches_of(len(names), own.minibatch_graphs, own.seed, self.global_steps)
+        drawn = minibatches(len(names), own.minibatches, own.seed, self.global_steps)
+        groups = [members.tolist() for members in drawn]
         layout = place_rows(
             [tag["seq_len"] for tag in batch.tags],
             [number[task] for task in tasks],
