@@ -3,7 +3,6 @@
 A leaf of the package: no torch, no files.
 """
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -215,8 +214,7 @@ class UpdateConfig(Strict):
     weight_decay: NonNegative = 0.01
     max_grad_norm: Annotated[Number, Field(gt=0)] = 1.0
     minibatch_graphs: Positive
-    """Prompts per optimiser step; the graphs that have an advantage are dealt out evenly to as many
-    steps as all prompts would take."""
+    """Graphs per optimiser step, about: those that have an advantage are dealt out evenly."""
     epochs: Positive = 1
     clip_low: Annotated[Number, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[Number, Field(gt=0)] = 0.2
@@ -294,11 +292,6 @@ class RunConfig(Strict):
     sampling waits, which makes a run repeatable to the bit."""
     update: UpdateConfig
     train: TrainConfig
-
-    @property
-    def minibatches(self) -> int:
-        """Optimiser steps of one pass over the prompts of a training step."""
-        return math.ceil(self.train.prompts_per_step / self.update.minibatch_graphs)
 
 
 class SftConfig(Strict):

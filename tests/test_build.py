@@ -28,7 +28,6 @@ UPDATE = {
     "update.learning_rate": "0.125",
     "update.warmup_steps": "3",
     "update.minibatch_graphs": "5",
-    "train.prompts_per_step": "11",
     "update.epochs": "6",
     "update.loss_aggregation": "sequence_sum",
     "mode.max_response_tokens": "88",
@@ -64,7 +63,7 @@ def test_every_setting_of_the_update_reaches_the_engine(reach: Path, tmp_path: P
     assert asdict(updating) == {
         "learning_rate": 0.125,
         "warmup_steps": 3,
-        "minibatches": 3,
+        "minibatch_graphs": 5,
         "epochs": 6,
         "objective": {
             "clip_low": 0.11,

@@ -21,7 +21,7 @@ from graphpo_agent.types import SampleRequest, SamplingParams
 from tests.engines.graphs import random_sample, use_slow_flash_attention
 from tests.engines.test_gradient import SAMPLES, compare, norm_in_full_precision
 
-UPDATING = UpdateOptions(learning_rate=0.01, minibatches=3, seed=5)
+UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, seed=5)
 CHECKPOINTED = ComputeOptions(checkpoint_layers=True)
 COMPILED = ComputeOptions(compile_layers=True)
 
@@ -217,9 +217,9 @@ def test_offloading_the_optimiser_changes_nothing(make_model, tokenizer):
 
 
 def test_the_first_minibatch_needs_no_pass_of_its_own(make_model, tokenizer):
-    def tokens_computed(num_minibatches, **more):
+    def tokens_computed(minibatch_graphs, **more):
         model = make_model()
-        updating = replace(UPDATING, minibatches=num_minibatches, **more)
+        updating = replace(UPDATING, minibatch_graphs=minibatch_graphs, **more)
         engine = LocalEngine(model, tokenizer, OptimizerOptions(), updating)
         sizes = []
         model.model.embed_tokens.register_forward_hook(
@@ -229,6 +229,6 @@ def test_the_first_minibatch_needs_no_pass_of_its_own(make_model, tokenizer):
         return sum(sizes)
 
     once = sum(len(batch.token_ids) for batch in pack(SAMPLES, 10_000))
-    assert tokens_computed(1) == once
-    assert tokens_computed(1, epochs=2) == 2 * once
-    assert once < tokens_computed(2) < 2 * once
+    assert tokens_computed(5) == once
+    assert tokens_computed(5, epochs=2) == 2 * once
+    assert once < tokens_computed(3) < 2 * once

@@ -18,7 +18,7 @@ from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import Demonstration, Piece, SampleRequest, SamplingParams
 from tests.engines.graphs import random_sample, with_rollout_logprobs
 
-UPDATING = UpdateOptions(learning_rate=0.01, minibatches=3, warmup_steps=3, seed=5)
+UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, warmup_steps=3, seed=5)
 IMITATION = ImitationOptions(learning_rate=0.01, total_steps=10, warmup_steps=2)
 SAMPLES = [random_sample(seed, 6 + seed) for seed in range(5)]
 DEMONSTRATIONS = [
@@ -55,7 +55,7 @@ def test_metrics_of_an_update_and_the_warm_up(make_model, tokenizer):
 
 
 def test_a_first_minibatch_with_recomputed_logprobs_is_on_policy(make_model, tokenizer):
-    updating = replace(UPDATING, minibatches=1)
+    updating = replace(UPDATING, minibatch_graphs=len(SAMPLES))
     metrics = make_engine(make_model(), tokenizer, updating).update(SAMPLES, step=0)
     assert metrics["update/kl"] == pytest.approx(0, abs=1e-12)
     assert metrics["update/clip_fraction"] == 0
@@ -215,7 +215,7 @@ def test_weight_decay_shrinks_matrices_only(make_model, tokenizer):
     model = make_model()
     before = weights_of(model)
     still = [replace(s, advantages=s.advantages * 0) for s in SAMPLES]
-    updating = replace(UPDATING, warmup_steps=0, minibatches=1)
+    updating = replace(UPDATING, warmup_steps=0, minibatch_graphs=len(SAMPLES))
     make_engine(model, tokenizer, updating, weight_decay=0.5).update(still, 0)
     for name, value in model.named_parameters():
         factor = 1 - 0.01 * 0.5 if value.ndim >= 2 else 1.0
@@ -223,7 +223,7 @@ def test_weight_decay_shrinks_matrices_only(make_model, tokenizer):
 
 
 def test_epochs_repeat_the_batch_and_leave_the_policy_behind(make_model, tokenizer):
-    updating = replace(UPDATING, epochs=3, minibatches=1, warmup_steps=0)
+    updating = replace(UPDATING, epochs=3, minibatch_graphs=len(SAMPLES), warmup_steps=0)
     engine = make_engine(make_model(), tokenizer, updating)
     steps = []
     engine._optimizer.register_step_pre_hook(lambda *_: steps.append(1))

@@ -19,7 +19,7 @@ from tests.engines.test_gradient import norm_in_full_precision, per_edge_loss
 
 OPTIONS = LoraOptions(rank=3, alpha=6.0)
 UPDATING = UpdateOptions(
-    learning_rate=0.01, minibatches=2, epochs=2, objective=Objective(kl=0.1), seed=5
+    learning_rate=0.01, minibatch_graphs=2, epochs=2, objective=Objective(kl=0.1), seed=5
 )
 SAMPLES = [random_sample(seed, 6 + seed) for seed in range(4)]
 IDS = [[5, 9, 30, 7, 8]]

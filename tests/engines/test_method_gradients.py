@@ -52,6 +52,7 @@ def test_gradient_of_a_methods_samples(make_model, tokenizer, monkeypatch, name)
         tokenizer,
         OptimizerOptions(max_grad_norm=float("inf"), max_tokens=100),
         UpdateOptions(
+            minibatch_graphs=len(samples),
             objective=OBJECTIVE,
             loss_aggregation="token_mean",
             old_logprobs="rollout",

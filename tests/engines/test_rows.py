@@ -105,6 +105,7 @@ def test_the_flat_layout_trains_rows_exactly_also_where_ratios_clip(
         tokenizer,
         OptimizerOptions(max_grad_norm=float("inf"), max_tokens=120),
         UpdateOptions(
+            minibatch_graphs=len(samples),
             objective=objective,
             loss_aggregation=aggregation,
             horizon=50,

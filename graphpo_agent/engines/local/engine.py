@@ -136,7 +136,7 @@ class LocalEngine:
         if not trained:
             return {}
         plan = list(
-            minibatches(len(trained), options.minibatches, options.seed, step, options.epochs)
+            minibatches(len(trained), options.minibatch_graphs, options.seed, step, options.epochs)
         )
         recompute = options.old_logprobs == "recompute"
         old = self._old_logprobs(trained, plan[0]) if recompute else _recorded_logprobs(trained)

@@ -52,12 +52,12 @@ class OptimizerOptions:
 class UpdateOptions:
     """How one ``update`` learns.
 
-    Example: ``UpdateOptions(learning_rate=3e-4, minibatches=4, seed=7)``.
+    Example: ``UpdateOptions(learning_rate=3e-4, minibatch_graphs=4, seed=7)``.
 
     Attributes:
         learning_rate: after the warm-up.
         warmup_steps: optimiser steps over which it rises linearly.
-        minibatches: optimiser steps of a pass over the batch, which share its graphs evenly.
+        minibatch_graphs: graphs per optimiser step, about (``engines/minibatches.py``).
         epochs: passes over the batch.
         objective: clipping, KL and entropy.
         loss_aggregation: how token losses become one number; ``edge_mean`` is the paper's.
@@ -70,7 +70,7 @@ class UpdateOptions:
 
     learning_rate: float = 1e-6
     warmup_steps: int = 0
-    minibatches: int = 1
+    minibatch_graphs: int = 16
     epochs: int = 1
     objective: Objective = field(default_factory=Objective)
     loss_aggregation: LossAggregation = "edge_mean"

@@ -13,6 +13,7 @@ from graphpo_agent.config_methods import (
     TreeMethod,
 )
 from graphpo_agent.engines.local.adapter_files import under_adapters
+from graphpo_agent.engines.minibatches import num_minibatches
 from graphpo_agent.errors import ConfigError
 
 __all__ = ["advantage_terms", "check_settings", "verl_engine", "verl_settings"]
@@ -117,7 +118,7 @@ def verl_settings(
         "config": config_text,
         "steps": config.train.steps,
         "seed": config.seed,
-        "minibatches": config.minibatches,
+        "minibatch_graphs": config.update.minibatch_graphs,
         "terms": advantage_terms(config.method),
         "kl": config.update.kl_coefficient,
         "entropy": config.update.entropy_coefficient,
@@ -180,7 +181,7 @@ def _model_settings(config: RunConfig) -> dict[str, Any]:
 def _update_settings(config: RunConfig) -> dict[str, Any]:
     update, engine = config.update, verl_engine(config)
     tokens = max(update.max_tokens_per_batch, engine.max_context_tokens)
-    steps = update.epochs * config.minibatches
+    steps = update.epochs * num_minibatches(config.train.prompts_per_step, update.minibatch_graphs)
     actor = "actor_rollout_ref.actor"
     return {
         f"{actor}.optim.lr": update.learning_rate,

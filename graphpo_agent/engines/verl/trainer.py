@@ -144,7 +144,7 @@ class GraphTrainer(PPOTrainerSync):
         number = {name: i for i, name in enumerate(names)}
         totals = {number[task]: note["total"] for task, note in zip(tasks, notes, strict=True)}
         own = self._own
-        drawn = minibatches(len(names), own.minibatches, own.seed, self.global_steps)
+        drawn = minibatches(len(names), own.minibatch_graphs, own.seed, self.global_steps)
         groups = [members.tolist() for members in drawn]
         layout = place_rows(
             [tag["seq_len"] for tag in batch.tags],

@@ -120,6 +120,7 @@ def test_loss_and_gradient_are_the_local_engines_also_where_ratios_clip(
         tokenizer,
         OptimizerOptions(max_grad_norm=float("inf"), max_tokens=120),
         UpdateOptions(
+            minibatch_graphs=len(samples),
             objective=objective,
             loss_aggregation=aggregation,
             horizon=HORIZON,

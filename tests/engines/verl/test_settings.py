@@ -132,7 +132,7 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     }
     assert settings["trainer.default_local_dir"] == str(tmp_path / "checkpoints")
     own = settings["+graphpo"]
-    assert (own["minibatches"], own["ranks"], own["terms"], own["kl"]) == (3, 2, 1, 0.01)
+    assert (own["minibatch_graphs"], own["ranks"], own["terms"], own["kl"]) == (4, 2, 1, 0.01)
     precision = settings[f"+{actor}.fsdp_config.mixed_precision"]
     assert precision["param_dtype"] == "fp32"
     dual = config("update.dual_clip=3.0", "method.objective=separate", "tasks.heldout=null")
