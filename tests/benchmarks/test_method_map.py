@@ -173,3 +173,17 @@ def test_worlds_that_other_methods_ran_on_share_a_map(
         "| waves | schedule [4,1], refill uncertain | – |",
         "| grpo | schedule [4,1], refill uncertain | schedule [4,1], refill uncertain |",
     ]
+
+
+def test_the_measured_worlds_make_the_map_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(page: Path) -> list[str]:
+        return [line for line in page.read_text().splitlines() if line.startswith("| ")]
+
+    shown = method_map.RESULTS / "map.md"
+    for record in shown.parent.glob("map-*.json"):
+        shutil.copy(record, tmp_path)
+    monkeypatch.setattr(method_map, "RESULTS", tmp_path)
+    method_map.write_map()
+    assert rows(tmp_path / "map.md") == rows(shown)
