@@ -1,6 +1,7 @@
 """What each verb does, in terms of the package. The command line only parses."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, ModelError, ToolError
-from graphpo_agent.evals.heldout import Evaluation, evaluate, leaves
+from graphpo_agent.evals.heldout import evaluate, leaves
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
@@ -71,20 +72,19 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     done = train_run(config, None if resume is None else Path(resume), RunConsole())
     if done.model is not None:
         print(f"model, its adapters merged: {done.model}")
-    before, after = done.result.before, done.result.after
+    after = done.after
     if after is not None:
         left_out = f", {after.num_dropped} left out for outages" if after.num_dropped else ""
         print(
-            f"held-out accuracy {f'{_percent(before)} ' if before is not None else ''}"
-            f"→ {_percent(after)} ({after.num_trajectories} trajectories at the training "
-            f"temperature{left_out})"
+            f"held-out accuracy {_percent(done.before)} → {_percent(after.accuracy)} "
+            f"({after.num_trajectories} trajectories at the training temperature{left_out})"
         )
     print(f"report: {done.page}")
     return 0
 
 
-def _percent(evaluation: Evaluation) -> str:
-    return f"{evaluation.accuracy:.1%}" if evaluation.num_trajectories else "unknown"
+def _percent(accuracy: float) -> str:
+    return "unknown" if math.isnan(accuracy) else f"{accuracy:.1%}"
 
 
 def _print_memory(config: RunConfig) -> None:

@@ -22,8 +22,8 @@ from graphpo_agent.report.compare_stats import read_comparison, read_outcome, ru
 from graphpo_agent.report.console import TimeLeft
 from graphpo_agent.report.numbers import compact, duration, percent
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.report.run_files import flatten, read_run
-from graphpo_agent.train_run import check_run
+from graphpo_agent.report.run_files import read_run
+from graphpo_agent.train_run import changed_settings, check_run
 
 __all__ = ["MethodFile", "compare_command", "find_methods", "time_left"]
 
@@ -220,18 +220,12 @@ def _check_unchanged(run: _Run) -> None:
     """Raise RunError where the directory holds a run of another configuration."""
     if not run.directory.checkpoints():
         return
-    stored = load_config(RunConfig, run.directory.config_path)
-    then, now = (
-        flatten(config.model_dump(mode="json", exclude={"output"}))
-        for config in (stored, run.config)
-    )
-    changed = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    changed = changed_settings(run.directory, run.config)
     if changed:
-        key, more = changed[0], len(changed) - 1
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise RunError(
-            f"{run.directory.path} was run with another configuration: {key} was "
-            f"{then.get(key, 'not set')}, now {now.get(key, 'not set')}"
-            f"{f' (and {more} more)' if more else ''}; choose another --out or delete it"
+            f"{run.directory.path} was run with another configuration: {changed[0]}{more}; "
+            "choose another --out or delete it"
         )
 
 

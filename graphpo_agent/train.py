@@ -38,7 +38,7 @@ from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.types import Prefix, SamplingParams, Task
 
-__all__ = ["Setup", "TrainResult", "prepare", "train"]
+__all__ = ["Setup", "prepare", "train"]
 
 PREFIXES = "prefixes.json"
 """What PROS's pool knows, beside the weights of a checkpoint."""
@@ -82,18 +82,6 @@ class Setup:
             self.prefixes.restore(read_json(checkpoint / PREFIXES))
 
 
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """Held-out accuracy of the policy as it came and as it left.
-
-    None without held-out tasks; a resumed run does not know how it began.
-    """
-
-    before: Evaluation | None
-    after: Evaluation | None
-    progress: Progress
-
-
 def prepare(config: RunConfig) -> Setup:
     """Load data, model and tools of a run.
 
@@ -117,7 +105,7 @@ def prepare(config: RunConfig) -> Setup:
 
 def train(
     config: RunConfig, setup: Setup, run: RunDirectory, console: RunConsole, resume: bool
-) -> TrainResult:
+) -> Evaluation | None:
     """Train until the step or token limit.
 
     Args:
@@ -126,6 +114,9 @@ def train(
         run: where everything is written.
         console: where progress is shown.
         resume: continue from the newest checkpoint, bit for bit.
+
+    Returns:
+        The held-out accuracy of the policy as it left; None where nothing was evaluated.
     """
     # Rollouts make many objects and no cycles: looking for garbage in them takes time.
     gc.freeze()
@@ -137,14 +128,13 @@ def train(
         progress = run.rewind(checkpoint)
     started = time.monotonic() - progress.seconds
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
-    before = None
+    after = None
     if setup.heldout and not resume:
-        before, metrics = _evaluate(config, setup, greedy=True)
+        after, metrics = _evaluate(config, setup, greedy=True)
         row = {"step": 0, "progress": 0.0} | metrics
         run.log_metrics(row)
         console.step(row)
 
-    after = before
     over = _fraction(config, progress) >= 1.0
     while not over:
         progress, row, signal = _step(config, setup, stream, progress, started)
@@ -160,7 +150,7 @@ def train(
         if over or progress.step % config.train.checkpoint_every == 0:
             run.save_checkpoint(progress, config.train.keep_checkpoints, setup.save)
         console.step(row)
-    return TrainResult(before, after, progress)
+    return after
 
 
 def _step(

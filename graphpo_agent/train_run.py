@@ -1,5 +1,6 @@
 """One training run from its configuration to its report: what ``train`` and ``compare`` share."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,20 +9,29 @@ import torch
 from graphpo_agent.build import check_named, check_precision
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, VerlEngineConfig
-from graphpo_agent.config_file import dump_config
+from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.settings import check_settings
+from graphpo_agent.evals.heldout import Evaluation
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
-from graphpo_agent.report.run_dir import Progress, RunDirectory, command_line, locked
-from graphpo_agent.train import TrainResult, prepare, train
+from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
+from graphpo_agent.report.run_files import flatten, read_run
+from graphpo_agent.train import prepare, train
 from graphpo_agent.train_verl import check_fresh, check_verl, rewind_logs, train_through_verl
 
-__all__ = ["FinishedRun", "check_run", "set_threads", "train_run", "write_run_report"]
+__all__ = [
+    "FinishedRun",
+    "changed_settings",
+    "check_run",
+    "set_threads",
+    "train_run",
+    "write_run_report",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +39,16 @@ class FinishedRun:
     """What a run left behind.
 
     Attributes:
-        result: held-out accuracy before and after.
+        before: held-out accuracy of the policy as the run's first part found it; NaN where it is
+            unknown.
+        after: of the policy as it left; None where nothing was evaluated, and through verl.
         page: the report.
         model: the model with its adapters merged; None for a run without adapters, whose model is
             its newest checkpoint.
     """
 
-    result: TrainResult
+    before: float
+    after: Evaluation | None
     page: Path
     model: Path | None
 
@@ -72,31 +85,32 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     set_threads(config.threads)
     if isinstance(config.engine, VerlEngineConfig):
         return _verl_run(config, resume, console)
-    memory = [*describe_memory(config), *describe_budget(config)]
-    setup = prepare(config)
     path = resume or Path(config.output)
+    header = [f"{config.method.name} → {path}", *describe_memory(config), *describe_budget(config)]
+    setup = prepare(config)
     with locked(path):
         if resume is None:
             run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
         else:
             run = RunDirectory.existing(path)
-            run.record_resume(dump_config(config), command_line())
-        console.start(config.train.steps, [f"{config.method.name} → {path}", *memory])
+            header += _resume(run, config)
+        console.start(config.train.steps, header)
         try:
-            result = train(config, setup, run, console, resume is not None)
+            after = train(config, setup, run, console, resume is not None)
         finally:
             console.close()
     model = None
     if config.model.lora is not None:
         model = run.path / "model"
         setup.engine.save_model(model)
-    return FinishedRun(result, write_run_report(run, config), model)
+    return _finished(run, config, after, model)
 
 
 def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> FinishedRun:
     """``train_run`` through verl; its checkpoints are verl's own."""
     check_verl(config, training=True)
     path = resume or Path(config.output)
+    header = [f"{config.method.name} → {path}"]
     with locked(path):
         if resume is None:
             check_fresh(path)
@@ -104,13 +118,44 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         else:
             run = RunDirectory.existing(path)
             rewind_logs(run)
-            run.record_resume(dump_config(config), command_line())
-        console.start(config.train.steps, [f"{config.method.name} → {path}"])
+            header += _resume(run, config)
+        console.start(config.train.steps, header)
         try:
             train_through_verl(config, run, console, resume is not None)
         finally:
             console.close()
-    return FinishedRun(TrainResult(None, None, Progress()), write_run_report(run, config), None)
+    return _finished(run, config, after=None, model=None)
+
+
+def _resume(run: RunDirectory, config: RunConfig) -> list[str]:
+    """Write down how a run goes on, and say what is another from now on."""
+    changed = changed_settings(run, config)
+    run.record_resume(dump_config(config), command_line())
+    return [f"from here on {change}" for change in changed]
+
+
+def changed_settings(run: RunDirectory, config: RunConfig) -> list[str]:
+    """What differs from the configuration a run was last started with, its place aside.
+
+    Example: ``["train.steps was 24, now 48"]``.
+    """
+    stored = load_config(RunConfig, run.config_path)
+    then, now = (
+        flatten(each.model_dump(mode="json", exclude={"output"})) for each in (stored, config)
+    )
+    return [
+        f"{key} was {then.get(key, 'not set')}, now {now.get(key, 'not set')}"
+        for key in {**then, **now}
+        if then.get(key) != now.get(key)
+    ]
+
+
+def _finished(
+    run: RunDirectory, config: RunConfig, after: Evaluation | None, model: Path | None
+) -> FinishedRun:
+    steps, accuracies = read_run(run.path).metrics.defined("eval/accuracy")
+    before = float(accuracies[0]) if len(steps) and steps[0] == 0 else math.nan
+    return FinishedRun(before, after, write_run_report(run, config), model)
 
 
 def write_run_report(run: RunDirectory, config: RunConfig) -> Path:

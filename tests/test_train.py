@@ -390,10 +390,21 @@ def test_a_resumed_run_stays_where_and_what_it_is(
     assert change in told and ((run / "config.yaml").read_text(), rows(run)) == before
 
 
-def test_overrides_of_a_resumed_run_are_kept(reach: Path, tmp_path: Path) -> None:
+def test_overrides_of_a_resumed_run_are_told_and_kept(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
+    assert "from here on" not in capsys.readouterr().out
+    changes = ["train.steps=2", "update.learning_rate=5e-5"]
+    assert main(["train", "--resume", str(run), *changes]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line for line in told if line.startswith("from here on")] == [
+        "from here on update.learning_rate was 0.0003, now 5e-05",
+        "from here on train.steps was 1, now 2",
+    ]
+    (accuracy,) = (line for line in told if line.startswith("held-out accuracy"))
+    assert accuracy.split()[2] == f"{rows(run)[0]['eval/accuracy']:.1%}"
     assert "steps: 2" in (run / "config.yaml").read_text()
     assert len(json.loads((run / "manifest.json").read_text())["resumed"]) == 1
 
