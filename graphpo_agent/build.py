@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.build_method import check_whole_turns
 from graphpo_agent.build_state import build_state
+from graphpo_agent.check_segments import check_segments
 from graphpo_agent.config import (
     AgentMode,
     ASearcherDialectConfig,
@@ -286,8 +287,8 @@ def check_named(config: RunConfig) -> None:
 
     Raises:
         ConfigError: something is not there or does not take its arguments, the prompt has no
-            place for the question or the tools, or the dialect calls a tool that is not there or
-            needs more than the dialect can say.
+            place for the question or the tools, the dialect calls other tools than there are or
+            one that needs more than it can say, or segment mode has an agent's reward or key.
     """
     if isinstance(config.mode, AgentMode):
         check_whole_turns(config.method)
@@ -299,6 +300,7 @@ def check_named(config: RunConfig) -> None:
         check_tools(_dialect(config.mode, signatures), signatures)
     else:
         build_expander(config.mode)
+        check_segments(config)
     if isinstance(config.state, FrozenSummaryState):
         with _at("state.chat"):
             check_constructible(config.state.chat)
@@ -338,7 +340,10 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
     tools = {name: constructed(spec) for name, spec in mode.tools.items()}
     for name, tool in tools.items():
         if not isinstance(tool, Tool):
-            raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no run method")
+            parts = ("run", "name", "description", "schema")
+            missing = ", ".join(part for part in parts if not hasattr(tool, part))
+            missing = missing.replace("run", "run method")
+            raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no {missing}")
     signatures = {
         name: ToolSignature(name, tool.description, tool.schema) for name, tool in tools.items()
     }

@@ -15,14 +15,15 @@ from graphpo_agent.build import (
     build_sampling,
     build_sft_engine,
     build_step_scoring,
+    build_tasks,
     check_named,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
-from graphpo_agent.errors import ConfigError, ModelError, ToolError
-from graphpo_agent.evals.heldout import evaluate, leaves
+from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
+from graphpo_agent.evals.heldout import check_outages, evaluate, leaves
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
@@ -67,7 +68,7 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     check_run(config)
     if dry_run:
         print(dump_config(config), end="")
-        _print_memory(config)
+        _print_outlook(config)
         return 0
     done = train_run(config, None if resume is None else Path(resume), RunConsole())
     if done.model is not None:
@@ -83,18 +84,30 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     return 0
 
 
-def _percent(accuracy: float) -> str:
-    return "unknown" if math.isnan(accuracy) else f"{accuracy:.1%}"
+def _percent(share: float) -> str:
+    return "unknown" if math.isnan(share) else f"{share:.1%}"
 
 
-def _print_memory(config: RunConfig) -> None:
-    """As comments, so that what a dry run prints stays a configuration."""
+def _print_outlook(config: RunConfig) -> None:
+    """Memory, budget and tasks, as comments: what is printed stays a configuration."""
     try:
         through_verl = isinstance(config.engine, VerlEngineConfig)
         lines = check_verl(config) if through_verl else describe_memory(config)
     except ModelError as error:
         lines = [f"memory: not known yet: {error}"]
-    print("\n".join(f"# {line}" for line in [*lines, *describe_budget(config)]))
+    lines += [*describe_budget(config), _describe_tasks(config)]
+    print("\n".join(f"# {line}" for line in lines))
+
+
+def _describe_tasks(config: RunConfig) -> str:
+    try:
+        tasks, heldout = build_tasks(config)
+    except GraphPOError as error:
+        return f"tasks: not known yet: {error}"
+    trained = {task.id for task in tasks}
+    both = sum(task.id in trained for task in heldout)
+    warning = f"; {both:,} of these are training tasks" if both else ""
+    return f"tasks: {len(tasks):,} to train with, {len(heldout):,} held out{warning}"
 
 
 def sft(config_path: str, overrides: Sequence[str]) -> int:
@@ -178,13 +191,9 @@ def evaluate_policy(
     if out is not None:
         write_atomically(Path(out), "".join(_transcript_lines(rollouts, grower.outages)))
     dropped = evaluation.num_dropped
-    if not evaluation.num_trajectories:
-        raise ToolError(
-            f"there is no accuracy: a tool met an outage on each of the {dropped} trajectories; "
-            "see that its service is there and try again"
-        )
+    check_outages(rollouts, grower.outages, policy.tokenizer.decode)
     print(
-        f"accuracy {evaluation.accuracy:.1%} ± {1.96 * evaluation.standard_error:.1%} "
+        f"accuracy {evaluation.accuracy:.1%} ± {_percent(1.96 * evaluation.standard_error)} "
         f"(95 % over {evaluation.num_tasks} tasks, {evaluation.num_trajectories} trajectories)"
     )
     if dropped:

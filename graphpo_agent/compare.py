@@ -15,7 +15,7 @@ from graphpo_agent.compare_run import Told, train_apart
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
-from graphpo_agent.memory import describe_memory
+from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_above
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
 from graphpo_agent.report.compare_stats import read_comparison, read_outcome, run_path
@@ -89,6 +89,7 @@ def compare_command(
     budgets = [run.config.budget for run in runs]
     if any(budget.tokens is None and budget.trajectories is None for budget in budgets):
         print("no budget.tokens: a prompt costs each method what its own structure needs")
+    print("".join(f"{line}\n" for line in _outlook(runs)), end="")
     complete = {run.name for run in runs if _is_complete(run)}
     _train(runs, complete, jobs)
     limits = [run.config.train.token_budget for run in runs]
@@ -205,6 +206,17 @@ def _plan(
             run = _Run(label, config.model_copy(update=settings), RunDirectory(path))
             _check_unchanged(run)
             yield run
+
+
+def _outlook(runs: Sequence[_Run]) -> list[str]:
+    """What a reader of the comparison should know of its methods before it starts."""
+    configs = {run.label: run.config for run in runs}
+    lines = [f"{label}: {line}" for label, one in configs.items() for line in describe_budget(one)]
+    rates = {label: config.update.learning_rate for label, config in configs.items()}
+    if len(set(rates.values())) > 1:
+        told = ", ".join(f"{label} {rate:g}" for label, rate in rates.items())
+        lines.append(f"update.learning_rate differs: {told}")
+    return lines
 
 
 def _check_comparable(config: RunConfig) -> None:

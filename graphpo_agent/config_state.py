@@ -7,6 +7,7 @@ from pydantic import Field
 from graphpo_agent.config_base import FilePath, ObjectConfig, Positive, Strict, Url
 
 __all__ = [
+    "DOCUMENTS_KEY",
     "EmbedderConfig",
     "EncoderEmbedderConfig",
     "FrozenSummaryState",
@@ -17,6 +18,9 @@ __all__ = [
     "TeiEmbedderConfig",
     "TextState",
 ]
+
+
+DOCUMENTS_KEY = "graphpo_agent.rollout.summarize:documents_key"
 
 
 class HashingEmbedderConfig(Strict):
@@ -68,8 +72,8 @@ class KeyState(Strict):
     """The environment knows its state: a function of the path gives the canonical key."""
 
     kind: Literal["key"]
-    function: str = "graphpo_agent.rollout.summarize:documents_key"
-    """``module:function`` from a ``PathState`` to a string or None."""
+    function: str = DOCUMENTS_KEY
+    """``module:function`` from a ``PathState`` to a string or None; the default is an agent's."""
 
 
 class SummaryState(Strict):

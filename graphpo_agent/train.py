@@ -23,7 +23,7 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.errors import RunError
-from graphpo_agent.evals.heldout import Evaluation, evaluate
+from graphpo_agent.evals.heldout import Evaluation, check_outages, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.method import Credit, Method, training_sample
@@ -173,6 +173,7 @@ def _step(
     policy.take_prefilled_tokens()  # those of an evaluation
     counted = setup.grower.counts
     rollouts, signal = _collect(config, setup, stream, step)
+    check_outages(rollouts, setup.grower.outages, policy.tokenizer.decode)
     grown = time.monotonic()
     samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
     updated = setup.engine.update(samples, step) if samples else {}

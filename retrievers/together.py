@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from graphpo_agent.errors import ToolError
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.protocols import Retriever
@@ -33,14 +34,24 @@ def answers_of(retriever: Retriever, queries: Sequence[str], topk: int) -> Seque
     """What a retriever finds for each query; a query that fails spoils no other one's answer.
 
     Raises:
-        ToolError: it is misconfigured, or its quota is used up.
+        ToolError: it is misconfigured, its quota is used up, or it does not return a list of
+            documents for each query.
     """
     try:
-        return retriever.search(queries, topk)
+        return _checked(retriever.search(queries, topk), type(retriever).__name__, len(queries))
     except PartlyFailed as error:
         return error.answers
     except CallFailed as error:
         return [error] * len(queries)
+
+
+def _checked(found: Sequence[list[Document]], name: str, count: int) -> Sequence[list[Document]]:
+    if len(found) != count:
+        raise ToolError(f"{name}.search returned {len(found)} lists for {count} queries")
+    for document in (each for documents in found for each in documents):
+        if not isinstance(document, Document):
+            raise ToolError(f"{name}.search found {document!r:.60}, which is no Document")
+    return found
 
 
 def search_batches(

@@ -153,6 +153,20 @@ def test_what_is_complete_is_kept(
     assert (copied / "compare.md").exists()
 
 
+def test_what_a_reader_should_know_of_the_methods_is_told_first(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, _, *overrides = run_arguments(reach, tmp_path, "train.steps=1", "budget.tokens=64")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("method: {name: graphpo, schedule: [9, 9, 9]}\n")
+    options = ["--methods", "grpo", str(mine), "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main(["compare", config, *overrides, *options]) == 0
+    before, _, _ = capsys.readouterr().out.partition("begins")
+    assert "mine: budget: graphpo as configured makes up to 729 paths" in before
+    assert "grpo: budget" not in before
+    assert "update.learning_rate differs: grpo 1e-06, mine 0.0003\n" in before
+
+
 def test_what_was_interrupted_goes_on_from_its_checkpoint(
     compared: Path, copied: Path, reach: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

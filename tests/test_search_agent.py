@@ -33,6 +33,10 @@ def test_every_configuration_names_what_is_there(path: Path, capsys) -> None:
         ("mode.dialect={kind: hermes, system_prompt: Be brief.}", "has {tools}"),
         ("mode.prompt_template=Answer.", "has no {question}"),
         (
+            'mode.tools.python={class: "tools.python:PythonTool"}',
+            "the dialect cannot call python: it calls search",
+        ),
+        (
             "mode={kind: segment, segment_length: 8, max_response_tokens: 64, prompt_template: x}",
             "{question}",
         ),

@@ -225,7 +225,46 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
     printed = capsys.readouterr().out
     assert "steps: 7" in printed
     assert "# memory: about" in printed
+    assert "# tasks: 24 to train with, 8 held out\n" in printed
+    trained = f"tasks.train={kb}/heldout.jsonl"
+    few = [trained, "train.prompts_per_step=2"]
+    assert main(["train", *run_arguments(kb, run, *few), "--dry-run"]) == 0
+    assert "held out; 8 of these are training tasks\n" in capsys.readouterr().out
+    gone = [*run_arguments(kb, run, "tasks.train=/nowhere/tasks.jsonl"), "--dry-run"]
+    assert main(["train", *gone]) == 0
+    assert "# tasks: not known yet: " in capsys.readouterr().out
     assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("reward=graphpo_agent.rewards.qa:exact_match", "qa:exact_match compares the answer"),
+        (
+            "reward={class: 'graphpo_agent.rewards.qa:Binarize', threshold: 0.5, "
+            "reward: {function: 'graphpo_agent.rewards.qa:token_f1'}}",
+            "qa:token_f1 compares the answer",
+        ),
+        ("state={kind: key}", "documents_key tells what an agent has found"),
+    ],
+)
+def test_what_only_an_agent_has_is_refused_in_segment_mode(
+    override: str, says: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *run_arguments(reach, tmp_path / "run", override), "--dry-run"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_step_whose_every_path_met_an_outage_ends_the_run_with_one_line(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = {json.loads(line)["id"] for line in (kb / "train.jsonl").open()}
+    let_it_storm(train_module, monkeypatch, trained.__contains__)
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(kb, run)]) == 2
+    error = capsys.readouterr().err
+    assert "a tool met an outage on each of the " in error and error.count("\n") == 1
+    assert [row["step"] for row in rows(run)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +285,7 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
         ("reward=graphpo_agent.rewards.qa", "reward: 'graphpo_agent.rewards.qa': write module"),
         ("state={kind: key, function: 'os:getcwd'}", "state.function: 'os:getcwd' cannot be"),
         ("mode.tools.search.class=tests.worlds:AnyArguments", "no run method"),
+        ("mode.tools.search.class=tests.worlds:Runs", "Runs has no name, description, schema"),
         ("mode.tools.search.retriever=books", "mode.tools.search: tools.search:SearchTool: retri"),
         ("mode.tools.search.topk=many", "topk is not valid: input should be a valid integer"),
         ("method.merge_treshold=0.9", "merge_treshold: unknown key"),
@@ -359,7 +399,8 @@ def test_an_evaluation_that_outages_left_nothing_of_has_no_accuracy(
     captured = capsys.readouterr()
     assert "accuracy 0" not in captured.out
     assert "an outage on each of the 8 trajectories" in captured.err
-    let_it_storm(train_module, monkeypatch, lambda task: True)
+    held_out = {json.loads(line)["id"] for line in (kb / "heldout.jsonl").open()}
+    let_it_storm(train_module, monkeypatch, held_out.__contains__)
     run = tmp_path / "run"
     assert main(["train", *run_arguments(kb, run, "train.steps=1", "train.max_resample=0")]) == 0
     assert "held-out accuracy unknown → unknown" in capsys.readouterr().out

@@ -73,6 +73,13 @@ class AnyArguments:
         pass
 
 
+class Runs(AnyArguments):
+    """It runs, and does not say as what."""
+
+    def run(self, calls: object) -> list[object]:
+        return []
+
+
 def bad_reward(task: Task, outcome: Outcome) -> float:
     """A verifier on the wrong scale."""
     return 100.0

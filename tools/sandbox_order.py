@@ -134,6 +134,9 @@ def find_interpreter(python: str) -> Interpreter:
     except (OSError, subprocess.SubprocessError) as error:
         raise ToolError(f"sandbox: python {python!r} does not run: {error}") from error
     executable, prefix, base_prefix = json.loads(asked.stdout)
+    if executable.startswith(f"{prefix}/"):  # the environment may be reached through a link
+        executable = os.path.realpath(prefix) + executable.removeprefix(prefix)
+    prefix = os.path.realpath(prefix)
     real = str(Path(executable).resolve().parent.parent)
     found = {path for path in (*_SYSTEM, prefix, base_prefix, real) if os.path.exists(path)}
     visible = sorted(path for path in found if not _is_below(path, found))

@@ -1,18 +1,19 @@
 """Accuracy on held-out tasks: one trajectory (or several) per task, no graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from graphpo_agent.errors import ToolError
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.types import SamplingParams, Task
 
-__all__ = ["Evaluation", "evaluate", "leaves"]
+__all__ = ["Evaluation", "check_outages", "evaluate", "leaves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +97,35 @@ def leaves(rollout: Rollout, outages: Literal["drop", "score"]) -> list[tuple[in
         (int(node), None if drop else 0.0 if np.isnan(reward) else reward)
         for node, reward, drop in zip(ends, rewards, dropped, strict=True)
     ]
+
+
+def check_outages(
+    rollouts: Sequence[Rollout],
+    outages: Literal["drop", "score"],
+    decode: Callable[[Sequence[int]], str],
+) -> None:
+    """Refuse rollouts of which every path was dropped: nothing can be said of a policy by them.
+
+    Raises:
+        ToolError: it is so; says what the first outage gave the policy to read.
+    """
+    if any(rollout.graph.terminal.any() for rollout in rollouts):
+        return
+    rewards = [reward for rollout in rollouts for _, reward in leaves(rollout, outages)]
+    if not rewards or any(reward is not None for reward in rewards):
+        return
+    raise ToolError(
+        f"a tool met an outage on each of the {len(rewards)} trajectories; see that its service "
+        f"is there and try again{_told(rollouts, decode)}"
+    )
+
+
+def _told(rollouts: Sequence[Rollout], decode: Callable[[Sequence[int]], str]) -> str:
+    """What the first outage gave the policy to read."""
+    for rollout in rollouts:
+        if "tool_outage" in rollout.statuses:
+            graph, node = rollout.graph, rollout.statuses.index("tool_outage")
+            edge = slice(graph.offsets[node], graph.offsets[node + 1])
+            observed = graph.token_ids[edge][~graph.loss_mask[edge]]
+            return f"; the first one was told: {decode(observed.tolist())}"
+    return ""  # it was in a prefix

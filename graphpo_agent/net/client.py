@@ -7,6 +7,7 @@ import json
 import queue
 import random
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -130,6 +131,7 @@ class HttpService:
             self._sessions.put(Session())
         self._pace = Pace(self._limits.per_second)
         self._random = random.Random()
+        self._told = False
 
     def call(
         self,
@@ -211,8 +213,10 @@ class HttpService:
             outcome = self._try(session, request, deadline - time.monotonic(), where)
             tried += 1
             if isinstance(outcome, Reply):
+                self._told = True
                 return outcome
             wait = self._backoff_s(tried, outcome.retry_after_s)
+            self._tell_once(f"{where}: {outcome.reason}")
             last = tried == self._limits.tries
             if not last:
                 wait = max(wait, self._pace.wait_s())
@@ -220,6 +224,12 @@ class HttpService:
                 tries = "1 try" if tried == 1 else f"{tried} tries"
                 raise CallFailed(outcome.kind, f"{where}: {outcome.reason} ({tries})")
             time.sleep(wait)
+
+    def _tell_once(self, failure: str) -> None:
+        """A line about a service that has not answered yet, while it is asked again."""
+        if not self._told:
+            self._told = True
+            warnings.warn(f"{failure}; asking again", stacklevel=2)
 
     def _try(
         self, session: Session, request: requests.PreparedRequest, left: float, where: str

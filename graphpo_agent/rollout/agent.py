@@ -122,7 +122,7 @@ class TurnExpander:
             max_response_tokens: all tokens after the prompt, observations included.
 
         Raises:
-            ConfigError: the dialect calls a tool that is not there.
+            ConfigError: the dialect calls other tools.
         """
         check_tools(dialect, tools)
         self.max_layers = max_turns
@@ -263,16 +263,22 @@ class TurnExpander:
 
 
 def check_tools(dialect: Dialect, names: Collection[str]) -> None:
-    """Check that every tool that a dialect can call is there, by its name.
+    """Check that the tools are those that a dialect can call, by their names.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: one is missing, or cannot be called.
     """
     missing = [name for name in dialect.tool_names if name not in names]
     if missing:
         raise ConfigError(
             f"the dialect calls tools that are not configured: {', '.join(missing)}; "
             f"configured: {', '.join(names) or 'none'}"
+        )
+    unheard = [name for name in names if name not in dialect.tool_names]
+    if unheard:
+        raise ConfigError(
+            f"the dialect cannot call {', '.join(unheard)}: it calls "
+            f"{', '.join(dialect.tool_names) or 'none'}; leave others out or use another dialect"
         )
 
 

@@ -6,7 +6,6 @@ ends. Every graph goes from layer to layer on its own; the scheduler samples for
 together.
 """
 
-import math
 from asyncio import gather
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -351,8 +350,14 @@ class Grower:
 
     def judge(self, state: PathState) -> float:
         """The verifier's reward of a finished path; RewardError unless it is in [0, 1]."""
-        reward = float(self.reward_fn(state.task, self.expander.outcome(state)))
-        if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
+        found = self.reward_fn(state.task, self.expander.outcome(state))
+        try:
+            reward = float(found)
+        except (TypeError, ValueError):
+            raise RewardError(
+                f"task {state.task.id}: the verifier returned {found!r:.60}, which is no number"
+            ) from None
+        if not 0.0 <= reward <= 1.0:
             raise RewardError(
                 f"task {state.task.id}: the verifier returned {reward}, which is outside [0, 1]; "
                 "rescale or binarise it"

@@ -10,14 +10,20 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.workers import Workers
 from graphpo_agent.protocols import Policy, Tool
-from graphpo_agent.types import Completion, SampleRequest, SamplingParams, ToolResult
+from graphpo_agent.types import (
+    Completion,
+    FailureKind,
+    SampleRequest,
+    SamplingParams,
+    ToolResult,
+)
 
 __all__ = ["PolicyScheduler", "complete"]
 
@@ -29,6 +35,7 @@ _TURNS = 4
 """Turns of the event loop from a completion to the requests of its graph's next layer."""
 _LAST_TURNS = 1.0
 """Seconds that the tasks of a run that failed have to end."""
+_FAILURES = get_args(FailureKind)
 _OUTAGES = frozenset(("rate_limit", "transient"))
 _TOOL_BATCHES = 8
 """Batches of calls that one tool works on at once; further calls gather in the next batch."""
@@ -121,7 +128,8 @@ class PolicyScheduler:
         again.
 
         Raises:
-            ToolError: the tool cannot go on, or gives too few or too many results.
+            ToolError: the tool cannot go on, or gives too few or too many results or none that is
+                a ``ToolResult``.
         """
         key = (id(tool), _to_json(arguments))
         known = self._results.get(key)
@@ -168,6 +176,12 @@ class PolicyScheduler:
 
     async def _call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
         (result,) = await self._together(id(tool), tool.run, [arguments], _TOOL_BATCHES)
+        name = type(tool).__name__
+        if not isinstance(result, ToolResult):
+            raise ToolError(f"{name}.run returned {result!r:.60} for a call, want a ToolResult")
+        if result.failure not in (None, *_FAILURES):
+            known = ", ".join(_FAILURES)
+            raise ToolError(f"{name}.run: failure {result.failure!r:.60} is none of {known}")
         return result
 
     async def _together(

@@ -9,6 +9,7 @@ import unicodedata
 from asyncio import gather
 from collections.abc import Callable, Sequence
 
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Scheduler
 from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.types import PathState, SampleRequest, SamplingParams, StateDescription
@@ -55,8 +56,20 @@ class KeyDescriber:
     async def describe(
         self, scheduler: Scheduler, states: Sequence[PathState]
     ) -> list[StateDescription]:
-        """The key of each state."""
-        return [StateDescription(key=self._key_fn(state)) for state in states]
+        """The key of each state.
+
+        Raises:
+            ConfigError: the function returned something else than a string or None.
+        """
+        return [StateDescription(key=self._key(state)) for state in states]
+
+    def _key(self, state: PathState) -> str | None:
+        key = self._key_fn(state)
+        if key is not None and not isinstance(key, str):
+            raise ConfigError(
+                f"task {state.task.id}: the state key is {key!r:.60}, want a string or None"
+            )
+        return key
 
 
 class TextDescriber:

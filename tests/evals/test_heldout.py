@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from graphpo_agent.evals.heldout import evaluate, leaves
+from graphpo_agent.errors import ToolError
+from graphpo_agent.evals.heldout import check_outages, evaluate, leaves
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
 from tests.rollout.test_grow import NoPolicy, StormyWalk, Walk, tasks
@@ -85,3 +86,25 @@ def test_there_is_no_accuracy_where_outages_met_every_path() -> None:
     evaluation, _ = run(4, samples=2, grower=Grower(Storm(), even))
     assert np.isnan(evaluation.accuracy) and np.isnan(evaluation.standard_error)
     assert (evaluation.num_tasks, evaluation.num_trajectories, evaluation.num_dropped) == (0, 0, 8)
+
+
+class ToldStorm(Storm):
+    """The third step says that it met one."""
+
+    def _step(self, state: PathState, seed: int) -> Step:
+        step = super()._step(state, seed)
+        return replace(step, status="tool_outage") if step.state.depth == 3 else step
+
+
+@pytest.mark.parametrize(
+    ("walk", "told"), [(Storm(), "try again$"), (ToldStorm(), r"the first one was told: \[9, 9\]$")]
+)
+def test_rollouts_that_say_nothing_are_refused(walk: Walk, told: str) -> None:
+    _, rollouts = run(4, samples=2, grower=Grower(walk, even))
+    with pytest.raises(ToolError, match=f"an outage on each of the 8 trajectories; .*{told}"):
+        check_outages(rollouts, "drop", str)
+    check_outages(rollouts, "score", str)
+    _, calm = run(1, samples=2)
+    check_outages([*rollouts, *calm], "drop", str)
+    _, cut = run(4, samples=2, grower=Grower(Walk(2), even, truncated="early_stopped"))
+    check_outages(cut, "drop", str)

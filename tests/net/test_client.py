@@ -1,7 +1,9 @@
+import contextlib
 import gzip
 import math
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -54,6 +56,18 @@ def test_passing_failures_are_tried_again(method):
     with serving(script) as server:
         reply = HttpService("s", limits=QUICK).call(method, server.url)
     assert reply.json() == {"ok": 1} and len(server.requests) == 3
+
+
+def test_a_service_that_never_answered_is_told_of_once_while_it_is_asked_again():
+    script = in_turn(answer({}, 500), answer({}, 503), answer({"ok": 1}), answer({}, 500))
+    with serving(script) as server:
+        service = HttpService("s", limits=QUICK)
+        with pytest.warns(UserWarning, match=r"s: GET http.*: HTTP 500: .*; asking again") as told:
+            service.call("GET", server.url)
+        assert len(told) == 1
+        with warnings.catch_warnings(record=True) as told, contextlib.suppress(CallFailed):
+            service.call("GET", server.url)
+        assert not told
 
 
 @pytest.mark.parametrize(

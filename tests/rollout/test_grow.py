@@ -297,6 +297,13 @@ def test_a_reward_outside_the_unit_interval_names_the_task(value: float) -> None
         grow(Grpo(2), one=one)
 
 
+@pytest.mark.parametrize("value", [None, "good"])
+def test_a_reward_that_is_no_number_names_the_task(value: Any) -> None:
+    one = Grower(Walk(), lambda task, outcome: value)
+    with pytest.raises(RewardError, match=rf"task walk-0: .* {value!r}, which is no number"):
+        grow(Grpo(2), one=one)
+
+
 def test_contexts_are_released_once_the_rollout_is_over() -> None:
     policy = NoPolicy()
     grower().grow(policy, tasks(2), Grpo(2), SamplingParams(), (0,))  # type: ignore[arg-type]

@@ -168,6 +168,24 @@ def test_a_tool_whose_results_are_no_list_is_named(overlap, given):
 
 
 @pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ("x", "Strange.run returned 'x' for a call, want a ToolResult"),
+        (ToolResult("x", failure="oops"), "Strange.run: failure 'oops' is none of bad_arguments,"),
+    ],
+)
+def test_a_result_that_is_none_is_told(overlap, result, says):
+    class Strange(Tool):
+        def run(self, calls):
+            return [result] * len(calls)
+
+    scheduler = PolicyScheduler(policy_of(), overlap)
+    with pytest.raises(ToolError, match=says):
+        scheduler.run([scheduler.call(Strange(None), {"query": "q"})])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
 def test_whatever_a_tool_raises_ends_the_run(overlap):
     def fail(query):
         raise StopIteration

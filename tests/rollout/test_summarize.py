@@ -1,6 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.rollout.summarize import (
     SUMMARY_REQUEST,
@@ -72,6 +74,11 @@ def test_key_describer_hands_on_the_key_or_none():
     describer = KeyDescriber(lambda state: state.answer)
     states = [state_of(answer="a"), state_of()]
     assert describe(describer, SILENT, states) == [StateDescription(key="a"), StateDescription()]
+
+
+def test_a_key_that_is_no_string_names_the_task():
+    with pytest.raises(ConfigError, match="the state key is 7, want a string or None"):
+        describe(KeyDescriber(lambda state: 7), SILENT, [state_of()])
 
 
 def test_text_describer_gives_the_end_of_the_response_and_the_question_at_the_root():

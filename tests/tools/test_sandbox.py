@@ -259,8 +259,12 @@ def test_an_interpreter_below_the_directory_for_temporary_files(name, tmp_path):
     purelib = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     asked = subprocess.run([python, "-c", purelib], capture_output=True, text=True, check=True)
     Path(asked.stdout.strip(), "only_there.py").write_text("ANSWER = 42")
-    result = Sandbox(name, str(python), LIMITS).run("import only_there; print(only_there.ANSWER)")
-    assert result.stdout == "42\n"
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "link"
+    link.symlink_to(tmp_path / "env")
+    for one in (python, link / "bin" / "python"):
+        result = Sandbox(name, str(one), LIMITS).run("import only_there; print(only_there.ANSWER)")
+        assert result.stdout == "42\n"
     assert "No module" in Sandbox(name, limits=LIMITS).run("import only_there").stderr
 
 

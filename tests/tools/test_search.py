@@ -151,6 +151,22 @@ def test_misconfiguration_and_bugs_are_not_hidden(error):
         SearchTool(BrokenRetriever(error)).run([{"query": "a"}])
 
 
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ([[OAK]], "Strange.search returned 1 lists for 2 queries"),
+        ([["oak"], []], "Strange.search found 'oak', which is no Document"),
+    ],
+)
+def test_a_retriever_that_does_not_return_documents_is_named(found, says):
+    class Strange:
+        def search(self, queries, topk):
+            return found
+
+    with pytest.raises(ToolError, match=says):
+        SearchTool(Strange()).run([{"query": ["oak", "fir"]}])
+
+
 def test_documents_of_blocked_hosts_are_left_out():
     tool = SearchTool(FixedRetriever(), blocked_hosts=["trees.example"])
     [result] = tool.run([{"query": "Fir Oak"}])
