@@ -216,20 +216,20 @@ class HttpService:
                 self._told = True
                 return outcome
             wait = self._backoff_s(tried, outcome.retry_after_s)
-            self._tell_once(f"{where}: {outcome.reason}")
             last = tried == self._limits.tries
             if not last:
                 wait = max(wait, self._pace.wait_s())
             if last or time.monotonic() + wait >= deadline:
                 tries = "1 try" if tried == 1 else f"{tried} tries"
                 raise CallFailed(outcome.kind, f"{where}: {outcome.reason} ({tries})")
+            self._tell_once(f"{where}: {outcome.reason}; asking again")
             time.sleep(wait)
 
     def _tell_once(self, failure: str) -> None:
-        """A line about a service that has not answered yet, while it is asked again."""
+        """A line about a service that has not answered yet: a call may take long to fail."""
         if not self._told:
             self._told = True
-            warnings.warn(f"{failure}; asking again", stacklevel=2)
+            warnings.warn(failure, stacklevel=2)
 
     def _try(
         self, session: Session, request: requests.PreparedRequest, left: float, where: str
