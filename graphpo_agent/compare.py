@@ -89,7 +89,9 @@ def compare_command(
     budgets = [run.config.budget for run in runs]
     if any(budget.tokens is None and budget.trajectories is None for budget in budgets):
         print("no budget.tokens: a prompt costs each method what its own structure needs")
-    print("".join(f"{line}\n" for line in _outlook(runs)), end="")
+    if not any(run.directory.checkpoints() for run in runs):
+        for line in _outlook(runs):
+            print(line)
     complete = {run.name for run in runs if _is_complete(run)}
     _train(runs, complete, jobs)
     limits = [run.config.train.token_budget for run in runs]
@@ -209,7 +211,7 @@ def _plan(
 
 
 def _outlook(runs: Sequence[_Run]) -> list[str]:
-    """What a reader of the comparison should know of its methods before it starts."""
+    """What a reader of the comparison should know of its methods, told when it begins."""
     configs = {run.label: run.config for run in runs}
     lines = [f"{label}: {line}" for label, one in configs.items() for line in describe_budget(one)]
     rates = {label: config.update.learning_rate for label, config in configs.items()}

@@ -150,7 +150,7 @@ def _tree_numbers(graph: RolloutGraph) -> IntArray:
 
 
 def _digest(graph: RolloutGraph, trees: IntArray) -> int:
-    """A number made of a graph's id, shape and tokens, but not of its rewards."""
+    """A number made of a graph's shape and tokens, but not of its id or rewards."""
     digest = blake2b(digest_size=8)
     for part in (graph.parent, trees, graph.offsets, graph.token_ids):
         digest.update(part.tobytes())

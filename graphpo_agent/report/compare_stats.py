@@ -112,7 +112,7 @@ class Comparison:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and Student-t interval of independent values; those that are NaN are left out.
+    """Mean and Student-t interval of independent values; those that are not finite are left out.
 
     >>> interval([0.25, 0.5, 0.75, float("nan")]).mean
     0.5

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from graphpo_agent.engines.local.loss import Objective, clipped_objective, reverse_kl
-from graphpo_agent.engines.local.token_weights import token_weights
+from graphpo_agent.engines.local.token_weights import LossAggregation, token_weights
 from tests.engines.graphs import random_sample
 
 
@@ -99,3 +101,23 @@ def test_reverse_kl_is_unbiased_and_never_negative():
     assert (estimates >= 0).all()
     exact = (policy.exp() * (policy - reference)).sum()
     torch.testing.assert_close((policy.exp() * estimates).sum(), exact)
+
+
+def test_the_dual_clip_bounds_a_loss_and_counts_as_clipped():
+    result, gradient = per_token([4.0, 2.0], [[-1.0, -1.0]], Objective(dual_clip=3.0))
+    np.testing.assert_allclose(result.loss.detach(), [3.0, 2.0])
+    assert result.clipped[0].tolist() == [True, False]
+    np.testing.assert_allclose(gradient, [0.0, 2.0])
+
+
+@pytest.mark.parametrize("aggregation", ["edge_mean", "token_mean", "sequence_mean"])
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_a_graph_without_a_trained_token_does_not_count(
+    aggregation: LossAggregation, in_rows: bool
+) -> None:
+    sample = random_sample(0)
+    if in_rows:
+        sample = replace(sample, rows=np.array([11]), row_advantages=np.array([1.0]))
+    silent = replace(sample, loss_mask=np.zeros_like(sample.loss_mask))
+    weights = token_weights([sample, silent], aggregation).weights
+    assert weights.sum() == pytest.approx(1.0)

@@ -315,3 +315,21 @@ def test_models_whose_attention_is_not_plain_are_refused(config, model, extra, m
     with pytest.raises(ModelError, match=message) as caught:
         check_flat_layout(model(tiny).eval(), ComputeOptions())
     assert "\n" not in str(caught.value)
+
+
+def chain(length):
+    """A prompt token and one edge; the last token is no part of a row."""
+    return TrainingSample(
+        "c",
+        np.array([-1, 0]),
+        np.array([0, 1, length + 1]),
+        np.arange(length + 1),
+        np.arange(length + 1) > 0,
+        np.zeros(length + 1, np.float32),
+        np.zeros((1, 2)),
+    )
+
+
+def test_rows_are_filled_to_the_last_token_largest_first():
+    batches = pack([chain(n) for n in (2, 3, 8, 7)], 10)
+    assert sorted(len(batch.token_ids) for batch in batches) == [10, 10]

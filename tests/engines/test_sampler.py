@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from graphpo_agent.engines.local.cached_pass import kv_shape
-from graphpo_agent.engines.local.drawing import UniformNumbers, draw
+from graphpo_agent.engines.local.drawing import StopFinder, UniformNumbers, draw
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses, _Recording
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ModelError
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
+from tests.rollout.scripted import ByteTokenizer, bytes_of
 
 SAMPLING = SamplingParams()
 
@@ -587,3 +588,20 @@ def test_sampled_frequencies_follow_the_models_probabilities(make_model, tokeniz
     common = probs > 0.01
     z = (counts - 4000 * probs)[common] / np.sqrt(4000 * probs * (1 - probs))[common]
     assert np.abs(z).max() < 4.5
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.95, 4)])
+def test_top_p_is_a_share_of_all_probability(top_p, kept):
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(101, 4)
+    uniform = torch.linspace(0.0, 0.9999, 101, dtype=torch.float64)
+    tokens, _ = draw(logits, uniform, SamplingParams(top_p=top_p))
+    assert set(tokens.tolist()) == set([1, 3, 2, 0][:kept])
+
+
+def test_a_stop_string_that_stood_there_before_is_not_completed_again():
+    finder = StopFinder(ByteTokenizer(), 300)
+    stop = ("xyx",)
+    assert finder.table(stop)[ord("x")]
+    assert finder.completes(bytes_of("a xyx"), stop)
+    assert not finder.completes(bytes_of("a xyxx"), stop)
+    assert finder.completes(bytes_of("a xyxyx"), stop)

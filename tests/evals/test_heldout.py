@@ -108,3 +108,17 @@ def test_rollouts_that_say_nothing_are_refused(walk: Walk, told: str) -> None:
     check_outages([*rollouts, *calm], "drop", str)
     _, cut = run(4, samples=2, grower=Grower(Walk(2), even, truncated="early_stopped"))
     check_outages(cut, "drop", str)
+
+
+def test_another_seed_draws_other_trajectories_and_the_same_one_the_same():
+    (_, first), (_, same), (_, other) = (run(5, samples=2, seed=seed) for seed in (0, 0, 1))
+    for a, b, c in zip(first, same, other, strict=True):
+        assert np.array_equal(a.graph.token_ids, b.graph.token_ids)
+        assert not np.array_equal(a.graph.token_ids, c.graph.token_ids)
+
+
+def test_dropped_trajectories_count_in_lengths():
+    dropping, rollouts = run(40, samples=3, grower=Grower(StormyWalk(), even))
+    assert dropping.num_dropped > 0
+    edges = sum(rollout.graph.num_edges for rollout in rollouts)
+    assert dropping.response_tokens == dropping.turns == pytest.approx(edges / 120)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphpo_agent.graph import equivalence
 from graphpo_agent.graph.budget import allocate
 from graphpo_agent.graph.credit import CreditOptions, graph_credit
 from graphpo_agent.graph.equivalence import (
@@ -16,7 +17,7 @@ from graphpo_agent.graph.equivalence import (
 )
 
 from . import oracle
-from .strategies import credit_settings, graph_of, merge_settings, records
+from .strategies import credit_settings, graph_of, merge_settings, random_record, records
 
 slow_examples = settings(max_examples=250, deadline=None)
 
@@ -143,3 +144,11 @@ def test_allocation(record, options, branching, carried, reallocate, data):
     assert found.saved_pool == pool
     assert carried + found.saved == pool + found.reallocated
     assert found.continuations.sum() == branching * len(active) - found.saved + found.reallocated
+
+
+def test_many_pairs_are_taken_in_the_same_order_as_few(monkeypatch):
+    options = MergeOptions(threshold=0.3)
+    graphs = [graph_of(random_record(18, seed, keys=False)) for seed in range(200)]
+    expected = [find_classes(graph, options).tolist() for graph in graphs]
+    monkeypatch.setattr(equivalence, "_CHUNK", 4)
+    assert [find_classes(graph, options).tolist() for graph in graphs] == expected

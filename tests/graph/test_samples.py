@@ -175,3 +175,13 @@ def test_embeddings_may_come_late_and_must_agree():
         with_one.append([NewNode(2, (), (), (), False, None, embedding=row[:1])])
     with pytest.raises(ValueError, match="lengths disagree"):
         NewNode(2, (7,), (1, 1), (-0.1,), False, None)
+
+
+def test_tokens_that_are_not_trained_need_no_logprobs():
+    graph, last = small_graph(), np.arange(6) == 5
+    silent = replace(graph, logprobs=np.where(last, np.nan, graph.logprobs))
+    advantages = np.zeros((1, 4))
+    assert to_sample(silent, advantages, untrained=last).loss_mask.sum() == 2
+    assert to_sample(silent, advantages, rows=np.array([1])).loss_mask.sum() == 1
+    with pytest.raises(GraphError, match="node 3: cannot be trained on without logprobs"):
+        to_sample(silent, advantages, rows=np.array([1, 3]))

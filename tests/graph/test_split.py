@@ -1,5 +1,7 @@
 """Edges cut inside, against a slow walk over records."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from tests.graph.test_samples import small_graph
+from tests.methods.shapes import graph_from
 
 
 def random_graph(num_nodes, seed):
@@ -95,3 +99,40 @@ def test_there_must_be_something_to_cut(place):
     )
     with pytest.raises(GraphError, match="cannot be cut"):
         graph.split([place])
+
+
+def mixed():
+    """Ids with gaps; node 1 of which only the length is known, node 2 with tokens."""
+    graph = graph_from(
+        [None, 0, 0],
+        [None, None, 1.0],
+        num_tokens=[None, 5, None],
+        tokens=[[1], None, [7, 8, 9]],
+        loss_mask=[None, None, [1, 0, 1]],
+    )
+    return replace(graph, node_ids=np.array([4, 30, 9]))
+
+
+def test_a_cut_leaves_the_counts_of_edges_without_tokens_alone():
+    cut = mixed().split([(2, 1)])
+    assert cut.num_tokens.tolist() == [1, 5, 1, 2]
+    assert cut.num_trained.tolist() == [0, 5, 1, 1]
+
+
+def test_a_cut_has_a_new_id_also_where_ids_have_gaps():
+    assert mixed().split([(2, 1)]).node_ids.tolist() == [4, 30, 31, 9]
+
+
+def test_an_edge_without_tokens_cannot_be_cut():
+    graph = graph_from([None, 0], [None, 1.0], loss_mask=[None, [1, 0, 1]])
+    assert not graph.has_tokens[1]
+    with pytest.raises(GraphError, match="cannot be cut after 1 tokens"):
+        graph.split([(1, 1)])
+
+
+def test_a_cut_has_no_embedding():
+    row = np.ones(2, np.float32)
+    node = NewNode(2, (4, 5), (1, 1), (-1.0, -1.0), False, None, embedding=row)
+    cut = small_graph().append([node]).split([(4, 1)])
+    assert cut.has_embedding.tolist() == [False] * 5 + [True]
+    assert not cut.embeddings[4].any()

@@ -9,7 +9,7 @@ import pytest
 from graphpo_agent.errors import ConfigError, GraphError
 from graphpo_agent.graph.advantages import correctness_advantage, z_scores
 from graphpo_agent.graph.budget import Ledger, allocate, branching_at, check_schedule
-from graphpo_agent.graph.credit import CreditOptions, graph_credit
+from graphpo_agent.graph.credit import CreditOptions, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, edge_similarity, find_classes, novelty
 from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
@@ -326,3 +326,63 @@ def test_bad_merge_options(options, message):
 def test_bad_credit_options(options, message):
     with pytest.raises(ConfigError, match=message):
         CreditOptions(**options)
+
+
+def test_only_similarity_1_comes_before_all_others():
+    # 1→3 and 2→4; (1, 4) at 0.4° has .999976, (2, 3) at 0.1° .999998, which goes first.
+    graph = grow(state(0, at=0), state(0, at=90), state(1, at=90.1), state(2, at=0.4))
+    assert find_classes(graph, MergeOptions()).tolist() == [0, 1, 2, 2, 4]
+
+
+def test_the_number_guard_holds_between_a_keyed_state_and_one_without_a_key():
+    # 1 and 2 have one key, so their numbers do not matter; 3 names 1's number, but not 2's.
+    graph = grow(
+        state(0, "k", at=0, text="x is 4"),
+        state(0, "k", at=90, text="x is 5"),
+        state(0, at=1, text="x is 4"),
+    )
+    assert find_classes(graph, MergeOptions()).tolist() == [0, 1, 1, 1]
+    assert find_classes(graph, MergeOptions(guard="numbers")).tolist() == [0, 1, 1, 3]
+
+
+def test_the_graph_whose_given_classes_have_a_cycle_is_named():
+    good = replace(grow(state(0), state(1), answer(2, 1.0)), id="good")
+    own, cyclic = np.arange(4), np.array([0, 1, 1, 3])
+    options = CreditOptions(backup="class")
+    with pytest.raises(GraphError, match="graph 'bad'"):
+        graph_credits([good, replace(good, id="bad")], [own, cyclic], options)
+
+
+def test_scores_that_are_equally_far_from_one_half_tie():
+    # 1/7 · (1 − 1/7) and 6/7 · (1 − 6/7) differ in the last bit.
+    graph = grow(state(0, "s"), state(0, "s"), state(0, "t"), state(0, "u"))
+    scores = np.array([0.5, 1.0, 1.0, 1 / 7, 6 / 7])
+    budget = allocate(
+        graph,
+        find_classes(graph, MergeOptions()),
+        np.array([1, 2, 3, 4]),
+        2,
+        0,
+        options=MergeOptions(),
+        reallocate="uncertain",
+        scores=scores,
+    )
+    assert budget.continuations.tolist() == [2, 1, 3, 2]
+
+
+def test_a_path_that_was_stopped_early_represents_nothing():
+    # 1 was stopped early: neither active nor expanded; 3, the same state, is not redundant.
+    graph = grow(state(0, "s"), state(0, "t"), state(2, "s"))
+    classes = find_classes(graph, MergeOptions())
+    assert classes.tolist() == [0, 1, 2, 1]
+    assert allocate(graph, classes, np.array([3]), 4, 0, options=MergeOptions()).saved == 0
+
+
+def test_of_equal_states_the_one_with_the_shortest_whole_path_represents_them():
+    # 3 and 4 are one state, as deep; 4's own edge is longer, 3's whole path is.
+    graph = grow(state(0, tokens=9), state(0), state(1, "s"), state(2, "s", tokens=2))
+    classes = find_classes(graph, MergeOptions())
+    budget = allocate(
+        graph, classes, np.array([3, 4]), 4, 0, options=MergeOptions(), reallocate="none"
+    )
+    assert budget.continuations.tolist() == [2, 4]

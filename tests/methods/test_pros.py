@@ -414,3 +414,30 @@ def test_a_prefix_in_the_root_is_trained_by_nobody():
 def test_it_grows_chains():
     grown = grow(Pros(), World(ends_at(2)))
     assert grown.counts(1) == [(0, 8)] and len(grown.graph.terminals) == 8
+
+
+@pytest.mark.parametrize(("draws", "burn_in"), [(1, 0), (3, 2)])
+def test_the_mean_is_over_the_kept_sweeps_alone(draws, burn_in):
+    sure = LogOddsPrior(mean=0.0, spread=1e-6, child_spread=1e-6)
+    none = np.zeros(2)
+    rng = np.random.default_rng(0)
+    found = pass_rates(np.array([-1, 0]), none, none, sure, draws=draws, burn_in=burn_in, rng=rng)
+    assert found == pytest.approx([0.5, 0.5], abs=1e-4)
+
+
+def test_a_choice_takes_the_draws_and_the_burn_in_that_are_set():
+    counts = {"draws": 2, "burn_in": 3}
+    pool = PrefixPool(PoolOptions(**counts))
+    learn(pool, (task("a"), (), answers(1.0)))
+    rng, other = np.random.default_rng(0), np.random.default_rng(0)
+    pool.choose([task("a")], rng)
+    state = pool.state()["a"]
+    pass_rates(
+        np.array([-1, 0]),
+        np.array(state["passes"]),
+        np.array(state["trials"]),
+        LogOddsPrior(0.0, 1.5, 0.3),
+        rng=other,
+        **counts,
+    )
+    assert rng.bit_generator.state == other.bit_generator.state

@@ -329,3 +329,24 @@ def test_every_method_scores_in_the_fixed_format(tmp_path: Path, flags: list[str
         assert len(trajectory["advantages"]) == len(trajectory["edges"])
     by_trajectory = flags[0] in ("grpo", "dapo", "tree_grpo", "treepo")
     assert by_trajectory != any("advantage" in node for node in scored["nodes"])
+
+
+def test_a_graph_that_does_not_branch_at_its_root_needs_no_trees(tmp_path, capsys):
+    chain = {**GRAPH, "nodes": GRAPH["nodes"][:2]}
+    score(tmp_path, "--method", "tree_grpo", lines=[chain])
+    assert "tree" not in capsys.readouterr().err
+
+
+def test_a_file_is_whitened_as_one_batch(tmp_path):
+    lines = [{**GRAPH, "id": str(i)} for i in range(70)]
+    for line in lines[64:]:
+        line["nodes"] = [
+            node | ({"reward": 0.0} if node["terminal"] else {}) for node in line["nodes"]
+        ]
+    scored = score(tmp_path, "--method", "treepo", "--whiten", "batch", lines=lines)
+    advantages = np.array(
+        [a for one in scored for t in one["trajectories"] for a in t["advantages"]]
+    )
+    weights = np.array([4.0 if v in (1, 2, 4) else 1.0 for v in (1, 3, 1, 5, 2, 4, 6)] * 70)
+    assert advantages @ weights == pytest.approx(0.0, abs=1e-6)
+    assert advantages[-1] != 0.0

@@ -405,3 +405,32 @@ def test_agrees_with_the_authors_code(example, run: int, monkeypatch) -> None:
         path = graph.path(leaf)
         values = np.repeat(credit.advantages[0, path], graph.num_tokens[path])
         np.testing.assert_allclose(values, by_path[tuple(tokens_to(graph, leaf))], atol=1e-9)
+
+
+NAN = float("nan")
+
+
+def test_only_a_reward_of_1_is_right_for_the_selection():
+    for prompt in range(20):
+        graph = edges((0, 0.75), (0, 0.9), (0, 1.0), (0, 0.75))
+        graph = replace(graph, token_ids=np.array([prompt, 9, 9, 9, 9]))
+        assert rows_of(graph, select=1) in ([3], (3,))
+
+
+def test_no_token_is_forked_behind_one_that_was_not_sampled():
+    graph = RolloutGraph.root("g", token_ids=[1])
+    # The unlikeliest token stands behind an observation inside the edge; it cannot be cut off.
+    logprobs = (-1.0, NAN, -9.0, -2.0)
+    graph = graph.append([NewNode(0, (5, 6, 7, 8), (1, 0, 1, 1), logprobs, True, 1.0)])
+    plan = TreeRL(trees=1, forks=1, copies=1).plan(
+        replace(growth_of(graph, layer=2, memory=0), decode=str)
+    )
+    assert [(b.node, b.offset) for b in plan.branches] == [(1, 3)]
+
+
+def test_a_small_difference_is_a_difference():
+    # By s, U(2) − U(1) = R̃(2) − (R̃(2) + R̃(3))/4 = 0 for rewards .4, .2, .9; here a little more.
+    graph = edges((0, None), (1, 0.4 + 1e-6), (1, 0.2), (0, 0.9))
+    (advantage,) = credit_of(graph, weighting="uniform").advantages
+    u = graph.reward[2] - (0.2 + 0.9) / 2
+    assert advantage[2] == pytest.approx(u, abs=1e-5)

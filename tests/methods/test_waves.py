@@ -128,3 +128,47 @@ def test_what_fills_a_budget_does_not_branch(refill):
                 for branch in plan.branches:
                     assert branch.count == 1 or branch.node not in g.active
             assert grown.graph.num_trained.sum() == 400
+
+
+def test_a_class_with_more_evidence_is_continued_more_often():
+    # Both classes have S = 1/2 and cost 1: 1 was left by four edges, 2 by two.
+    graph = graph_of([(0, None), (0, None), *[(1, i % 2) for i in range(4)], (2, 1.0), (2, 0.0)])
+    scores = np.array([0.5, 0.5, 0.5, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    counts = {b.node: b.count for b in wave(growth(graph, paths=16), np.arange(9), scores)}
+    # √(S(1 − S)) is 1/2 everywhere; edges and costs of the root and both classes:
+    had, cost = {0: 2, 1: 4, 2: 2}, {0: 2, 1: 1, 2: 1}
+    edges, wanted = dict(had), Counter()
+    for _ in range(8):
+        best = max(had, key=lambda v: had[v] / edges[v] / cost[v] ** 0.5)
+        edges[best] += 1
+        wanted[best] += 1
+    assert counts == wanted and wanted[1] > wanted[2]
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(4, 1), (6, 2), (7, 2), (9, 2), (10, 3)])
+def test_the_half_is_rounded_to_whole_continuations(tokens, count):
+    # Every continuation of the root costs 2: as many as come nearest to half the tokens.
+    wrong = graph_of([(0, None), (0, None), (1, 0.0), (2, 0.0)])
+    (branch,) = wave(growth(wrong, tokens=tokens), np.arange(5), np.zeros(5))
+    assert (branch.node, branch.count) == (0, count)
+
+
+def test_observations_cost_nothing():
+    graph = RolloutGraph.root("g", token_ids=[1])
+    for parent, reward in ((0, None), (1, 0.0)):
+        node = NewNode(parent, (7,) * 9, (1,) + (0,) * 8, (-1.0,) + (NAN,) * 8, reward == 0, reward)
+        graph = graph.append([node])
+    (branch,) = wave(growth(graph, tokens=12), np.arange(3), np.zeros(3))
+    assert (branch.node, branch.count) == (0, 3)  # of 2 policy tokens each
+
+
+def test_a_path_that_was_stopped_early_is_not_taken_up_again():
+    # 8, the same state as 1 and 2, was never continued.
+    graph = GRAPH.append([NewNode(0, (7,), (1,), (-1.0,), False, None)])
+    classes, scores = np.append(CLASSES, 1), np.append(SCORES, 1 / 3)
+    nodes = {
+        branch.node
+        for seed in range(20)
+        for branch in wave(growth(graph, paths=2, seed=seed), classes, scores)
+    }
+    assert nodes == {1, 2}

@@ -185,3 +185,12 @@ def test_an_outcome_is_what_the_metrics_say(tmp_path: Path) -> None:
         "entropy": 0.7,
         "seconds": 4.0,
     }
+
+
+def test_a_curve_that_begins_later_is_averaged_from_there():
+    assert mean_of_curve(np.array([10.0, 30.0]), np.array([0.2, 0.6]), 30.0) == pytest.approx(0.4)
+
+
+def test_an_outcome_has_at_least_one_evaluation():
+    with pytest.raises(ValueError, match="at least one"):
+        Outcome(np.zeros(0), np.zeros(0), {})

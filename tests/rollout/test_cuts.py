@@ -9,13 +9,18 @@ from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError
 from graphpo_agent.graph.budget import Budget
+from graphpo_agent.methods.growth import Branch
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import training_sample
 from graphpo_agent.methods.spo_chain import SpoChain
 from graphpo_agent.methods.treerl import TreeRL
+from graphpo_agent.rollout.branches import continuations, cut_edges, within_paths
 from graphpo_agent.rollout.grow import Grower
+from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.types import Prefix, SamplingParams, Task
+from tests.graph.test_samples import small_graph
+from tests.graph.test_split import mixed
 from tests.rollout.test_real_policy import make_policy
 
 TASKS = [Task(f"t{i}", f"Who mentored number {i}?", ()) for i in range(3)]
@@ -126,3 +131,27 @@ def test_a_prefix_is_the_roots_and_counts_as_the_beginning_of_the_answer(directo
         grower.grow(
             policy, TASKS, Grpo(2), SamplingParams(), (0,), prefixes={"t1": Prefix((9,) * 24)}
         )
+
+
+def test_what_continues_the_inside_of_an_edge_always_begins_a_path():
+    (kept,) = within_paths(small_graph(), [Branch(3, count=3, offset=1)], room=2)
+    assert kept.count == 2
+    # From its end the first continuation goes on with the path, and only once.
+    found = within_paths(mixed(), [Branch(1, 2), Branch(1, 2)], room=2)
+    assert [branch.count for branch in found] == [2, 1]
+
+
+def test_a_node_whose_own_edge_is_cut_too_is_continued_at_its_end():
+    graph, branches, places = cut_edges(mixed(), [Branch(2, offset=1), Branch(2), Branch(1)])
+    assert places == [(2, 1)]
+    assert [(branch.node, branch.offset) for branch in branches] == [
+        (2, None),
+        (3, None),
+        (1, None),
+    ]
+    assert graph.node_ids[[2, 3]].tolist() == [31, 9]
+
+
+def test_a_seed_belongs_to_the_id_of_a_node():
+    found = continuations(mixed(), [Branch(1, 2), Branch(1)], (5, "t"))
+    assert [one.seed for one in found] == [derive_seed(5, "t", 30, i) for i in range(3)]

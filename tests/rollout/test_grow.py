@@ -321,3 +321,8 @@ def test_max_layer_gap_and_the_rest_of_merging_reach_the_loop() -> None:
 
     assert any(crosses(rollout) for rollout in free)
     assert not any(crosses(rollout) for rollout in tight)
+
+
+def test_what_is_saved_and_given_to_others_is_booked_apart():
+    ledgers = [one.ledger for one in grow(GraphPO(schedule=(6, 4, 2), reallocate="none"))]
+    assert all(ledger.saved > 0 == ledger.reallocated for ledger in ledgers)

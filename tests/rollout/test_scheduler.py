@@ -330,3 +330,47 @@ def test_an_interrupt_in_work_beside_the_sampling_logs_nothing(overlap, caplog):
 def test_complete_keeps_the_order_of_the_requests():
     completions = complete(policy_of(), [request(seed) for seed in (3, 1, 2)], SAMPLING)
     assert [completion.token_ids for completion in completions] == [(68, EOS), (66, EOS), (67, EOS)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "calls"), [("rate_limit", 2), ("transient", 2), ("no_result", 1)]
+)
+def test_only_a_call_that_met_an_outage_is_made_again(failure, calls):
+    tool = Tool(lambda query: ToolResult("", failure=failure))
+    scheduler = PolicyScheduler(policy_of(), overlap=False)
+
+    async def twice():
+        return [(await scheduler.call(tool, {"query": "q"}))[1] for _ in range(2)]
+
+    assert scheduler.run([twice()]) == [[True, calls == 2]]
+    assert len(tool.batches) == calls
+
+
+def test_the_order_of_a_calls_arguments_does_not_make_it_another():
+    tool = Tool(lambda query: ToolResult(query))
+    scheduler = PolicyScheduler(policy_of(), overlap=False)
+
+    async def twice():
+        await scheduler.call(tool, {"query": "q", "topk": 3})
+        return (await scheduler.call(tool, {"topk": 3, "query": "q"}))[1]
+
+    assert scheduler.run([twice()]) == [False]
+
+
+def test_a_function_is_not_called_again_while_it_works():
+    inside = threading.Lock()
+
+    def slow(texts):
+        assert inside.acquire(blocking=False)
+        time.sleep(0.05)
+        inside.release()
+        return texts
+
+    scheduler = PolicyScheduler(policy_of(), overlap=True)
+
+    async def ask(i):
+        for seed in range(20 * i):
+            await scheduler.sample(request(seed), SAMPLING)
+        return list(await scheduler.together(slow, [i]))
+
+    assert scheduler.run([ask(i) for i in range(4)]) == [[i] for i in range(4)]

@@ -107,10 +107,13 @@ def _sample_weights(
     if aggregation == "sequence_mean":
         shares = 1.0 / np.maximum(lengths, 1.0)
     weights, total = {
-        "edge_mean": (copies / (np.maximum(tokens, 1.0) * max(copies.sum(), 1.0)), 1.0),
+        "edge_mean": (
+            copies / (np.maximum(tokens, 1.0) * max(copies.sum(), 1.0)),
+            float(copies.any()),
+        ),
         "token_mean": (copies, float(lengths.sum())),
-        "sequence_mean": (shares @ through, float(len(through))),
-        "sequence_sum": (copies / horizon, float(len(through))),
+        "sequence_mean": (shares @ through, float((lengths > 0).sum())),
+        "sequence_sum": (copies / horizon, float((lengths > 0).sum())),
     }[aggregation]
     if sample.row_advantages is None:
         return _SampleWeights(weights, total, sample.advantages)
