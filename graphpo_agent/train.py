@@ -136,6 +136,8 @@ def train(
         console.step(row)
 
     over = _fraction(config, progress) >= 1.0
+    if over:
+        console.note(f"complete after step {progress.step}; more train.steps or tokens go on")
     while not over:
         progress, row, signal = _step(config, setup, stream, progress, started)
         over = _fraction(config, progress) >= 1.0

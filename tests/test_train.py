@@ -448,6 +448,8 @@ def test_overrides_of_a_resumed_run_are_told_and_kept(
     assert accuracy.split()[2] == f"{rows(run)[0]['eval/accuracy']:.1%}"
     assert "steps: 2" in (run / "config.yaml").read_text()
     assert len(json.loads((run / "manifest.json").read_text())["resumed"]) == 1
+    assert main(["train", "--resume", str(run)]) == 0
+    assert "complete after step 2;" in capsys.readouterr().out
 
 
 def test_a_run_that_never_reached_a_checkpoint_is_replaced(
