@@ -340,9 +340,11 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
     tools = {name: constructed(spec) for name, spec in mode.tools.items()}
     for name, tool in tools.items():
         if not isinstance(tool, Tool):
-            parts = ("run", "name", "description", "schema")
-            missing = ", ".join(part for part in parts if not hasattr(tool, part))
-            missing = missing.replace("run", "run method")
+            missing = ", ".join(
+                "run method" if part == "run" else part
+                for part in ("run", "name", "description", "schema")
+                if not hasattr(tool, part)
+            )
             raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no {missing}")
     signatures = {
         name: ToolSignature(name, tool.description, tool.schema) for name, tool in tools.items()

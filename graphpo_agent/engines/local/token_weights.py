@@ -103,17 +103,18 @@ def _sample_weights(
     through = (row_paths(sample.parent, sample.rows) & (tokens > 0)).astype(np.float64)
     lengths = through @ tokens
     copies = through.sum(axis=0)
+    count = float((lengths > 0).sum())
     shares = np.ones(len(through))
     if aggregation == "sequence_mean":
         shares = 1.0 / np.maximum(lengths, 1.0)
     weights, total = {
         "edge_mean": (
             copies / (np.maximum(tokens, 1.0) * max(copies.sum(), 1.0)),
-            float(copies.any()),
+            float(count > 0),
         ),
         "token_mean": (copies, float(lengths.sum())),
-        "sequence_mean": (shares @ through, float((lengths > 0).sum())),
-        "sequence_sum": (copies / horizon, float((lengths > 0).sum())),
+        "sequence_mean": (shares @ through, count),
+        "sequence_sum": (copies / horizon, count),
     }[aggregation]
     if sample.row_advantages is None:
         return _SampleWeights(weights, total, sample.advantages)
