@@ -11,6 +11,7 @@ __all__ = ["check_segments"]
 
 _OF_ANSWERS = (
     "graphpo_agent.rewards.asearcher:ASearcherReward",
+    "graphpo_agent.rewards.gaia:gaia_match",
     "graphpo_agent.rewards.judge:Judge",
     "graphpo_agent.rewards.qa:exact_match",
     "graphpo_agent.rewards.qa:substring_match",

@@ -47,10 +47,16 @@ def _toy(options: argparse.Namespace) -> int:
 
 def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", choices=["search-r1", "asearcher", "webdancer"], help="whose files"
+        "source",
+        choices=["search-r1", "asearcher", "webdancer", "math", "benchmark"],
+        help="whose files",
     )
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="JSON lines, JSON arrays or parquet"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines, JSON arrays, CSV or parquet",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="task file")
     parser.add_argument(

@@ -35,6 +35,8 @@ def prepare(
     for path in outputs:
         check_place(path)
     check_apart(outputs, [*files, *exclude])
+    if parquet is not None and source == "math":
+        raise ConfigError("--parquet is for search agents: verl reads files of mathematics itself")
     prepared = prepare_data(
         source, files, exclude=exclude, keep_unanswerable=keep_unanswerable, progress=True
     )
@@ -65,7 +67,11 @@ def _described(summary: Summary) -> str:
 
 def grade(kind: str, path: Path, out: Path, settings: Mapping[str, Any]) -> int:
     """``graphpo grade``."""
-    grade_file(kind, str(path), str(out), GradeOptions(**settings))
+    summary = grade_file(kind, str(path), str(out), GradeOptions(**settings))
+    print(f"mean score {summary.mean:.3f} over {summary.scored:,} transcripts")
+    for status, count in summary.statuses.items():
+        print(f"  {count:,} {status}")
+    print(out)
     return 0
 
 

@@ -2,20 +2,15 @@
 
 It is run as a file, not as a module: neither this package nor what it imports is loaded.
 
-Protocol: each message, on stdin and stdout, is a length (4 bytes, big-endian) and that many bytes
-of JSON. It begins with ``{}`` when it is ready. Asked
-``{"html": str, "url": str, "links": bool, "seconds": float}``, it answers
-``{"title": str, "text": str}``. It ends with its stdin, and by SIGALRM when a page takes longer
-than ``seconds``, so that it cannot outlive who asked.
+Asked ``{"html": str, "url": str, "links": bool}`` it answers ``{"title": str, "text": str}``; the
+protocol is that of ``graphpo_agent/net/answering.py``.
 """
 
-import json
 import re
-import resource
-import signal
-import struct
-import sys
-from typing import BinaryIO
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import lxml.etree
 import lxml.html
@@ -24,7 +19,6 @@ import trafilatura
 __all__ = ["page_text"]
 
 _PARSER = lxml.html.HTMLParser(encoding="utf-8")
-_MEMORY = 2 * 2**30
 _DROPPED = ("script", "style", "template", "noscript", "iframe", "object", "svg")
 _HIDING = re.compile(
     r"display:none|visibility:(?:hidden|collapse)|opacity:0(?:\.0*)?(?:;|!|$)"
@@ -71,22 +65,11 @@ def _drop(element: lxml.html.HtmlElement) -> None:
         element.drop_tree()
 
 
-def _main(requests: BinaryIO, answers: BinaryIO) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    _write(answers, {})
-    while header := requests.read(4):
-        request = json.loads(requests.read(struct.unpack(">I", header)[0]))
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-        title, text = page_text(request["html"], request["url"], request["links"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(answers, {"title": title, "text": text})
-
-
-def _write(answers: BinaryIO, answer: dict[str, str]) -> None:
-    message = json.dumps(answer).encode()
-    answers.write(struct.pack(">I", len(message)) + message)
-    answers.flush()
+def _answer(request: Mapping[str, Any]) -> dict[str, str]:
+    title, text = page_text(request["html"], request["url"], request["links"])
+    return {"title": title, "text": text}
 
 
 if __name__ == "__main__":
-    _main(sys.stdin.buffer, sys.stdout.buffer)
+    net = Path(__file__).resolve().parents[1] / "graphpo_agent" / "net"
+    runpy.run_path(str(net / "answering.py"))["answer_requests"](_answer)

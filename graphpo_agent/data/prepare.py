@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from graphpo_agent.data import asearcher, search_r1, webdancer
+from graphpo_agent.data import asearcher, benchmarks, math, search_r1, webdancer
 from graphpo_agent.data.files import Row, read_data_file
 from graphpo_agent.data.source import SourceRow, Trajectory, text_field
 from graphpo_agent.errors import ConfigError, DataError
@@ -23,12 +23,11 @@ _READERS: Mapping[str, Callable[[str, Row], SourceRow]] = {
     "search-r1": search_r1.read_row,
     "asearcher": asearcher.read_row,
     "webdancer": webdancer.read_row,
+    "math": math.read_row,
+    "benchmark": benchmarks.read_row,
 }
 KINDS = tuple(_READERS)
 """Every KIND of ``graphpo data prepare``."""
-
-_QUESTION_FIELDS = ("question", "Question", "problem", "query")
-_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,8 @@ class Summary:
         rows: rows read.
         tasks: tasks made of them.
         repeated: rows whose question an earlier row asks; their answers are among its task's.
-        dropped: rows left out, by reason: ``unanswerable``, ``no answer``.
+        dropped: rows left out, by reason: ``unanswerable``, ``no answer``, what their reader says,
+            ``answers that contradict each other`` (of ``math`` only).
         overlaps: rows left out because an evaluation file asks their question, by file; a
             question that several files ask is counted at the first.
         demonstrations: recorded trajectories of the tasks.
@@ -110,14 +110,16 @@ def prepare(
     """Read the files of one source as one data set.
 
     A task's metadata has ``source``, ``source_id`` and ``aug_answers`` where the first row that
-    asks its question has them (aliases of all rows), and ``unanswerable`` where kept on request.
+    asks its question has them (aliases of all rows), ``unanswerable`` where kept on request, and
+    ``level`` and ``canary`` of rows that have them. Rows that ask one question add their answers to
+    each other's, but for ``math``, where rows that answer a question differently are left out.
 
     Args:
         kind: one of ``KINDS``.
-        files: JSON lines, JSON arrays or parquet.
-        exclude: evaluation files, of these kinds or CSV, with the question in one of the fields
+        files: JSON lines, JSON arrays, CSV or parquet.
+        exclude: evaluation files, of the same kinds, with the question in one of the fields
             ``question``, ``Question``, ``problem``, ``query`` and ``prompt``, or as in
-            Search-R1's files.
+            Search-R1's files or, for ``math``, in files of mathematics.
         keep_unanswerable: keep the rows that are unanswerable by design, marked in the metadata.
         progress: show a bar where the output is a terminal.
 
@@ -127,7 +129,8 @@ def prepare(
     """
     if kind not in _READERS:
         raise ConfigError(f"data prepare: {kind!r} is none of {', '.join(KINDS)}")
-    excluded = _excluded_questions(exclude)
+    asks = math.find_question if kind == "math" else _evaluation_question
+    excluded = _excluded_questions(exclude, asks)
     tally = _Tally()
     entries: dict[str, _Entry] = {}
     for row in _source_rows(_READERS[kind], files, progress):
@@ -135,14 +138,20 @@ def prepare(
         overlap = excluded.get(overlap_key(row.question)) if excluded else None
         if overlap is not None:
             tally.overlaps[overlap] += 1
+        elif row.left_out is not None:
+            tally.dropped[row.left_out] += 1
         elif row.unanswerable and not keep_unanswerable:
             tally.dropped["unanswerable"] += 1
         elif not row.answers and not row.unanswerable:
             tally.dropped["no answer"] += 1
         else:
             identifier = task_id(row.question)
-            tally.repeated += identifier in entries
             entries.setdefault(identifier, _Entry(identifier, row)).add(row)
+    if kind == "math":
+        for entry in [entry for entry in entries.values() if entry.contradicts]:
+            tally.dropped["answers that contradict each other"] += entry.rows
+            del entries[entry.identifier]
+    tally.repeated = sum(entry.rows - 1 for entry in entries.values())
     if not entries:
         raise DataError(f"{', '.join(map(str, files))}: no task is left of {tally.rows} rows")
     return _prepared(list(entries.values()), tally, exclude)
@@ -158,11 +167,11 @@ def _source_rows(
                 bar.update()
 
 
-def _excluded_questions(files: Iterable[Path]) -> dict[str, str]:
+def _excluded_questions(files: Iterable[Path], asks: Callable[[str, Row], str]) -> dict[str, str]:
     """Overlap key → the first evaluation file that asks it."""
     found: dict[str, str] = {}
     for path in files:
-        questions = [_evaluation_question(place, row) for place, row in read_data_file(path)]
+        questions = [asks(place, row) for place, row in read_data_file(path)]
         if not questions:
             raise DataError(f"{path}: holds no questions to exclude")
         for question in questions:
@@ -171,16 +180,10 @@ def _excluded_questions(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _evaluation_question(place: str, row: Row) -> str:
-    name = next((name for name in _QUESTION_FIELDS if name in row), "prompt")
-    if name == "prompt" and not isinstance(row.get(name), str):
+    names = [name for name in benchmarks.QUESTION_FIELDS if name in row]
+    if not names or (names[0] == "prompt" and not isinstance(row["prompt"], str)):
         return search_r1.find_question(place, row)
-    question = text_field(place, row, name)
-    if "canary" in row and _BASE64.fullmatch(question):
-        raise DataError(
-            f"{place}: field '{name}' is encrypted, so no overlap could be found: "
-            "give a decrypted copy"
-        )
-    return question
+    return text_field(place, benchmarks.decrypted(place, row), names[0])
 
 
 class _Tally:
@@ -199,12 +202,16 @@ class _Entry:
     def __init__(self, identifier: str, first: SourceRow) -> None:
         self.identifier = identifier
         self.first = first
+        self.rows = 0
+        self.contradicts = False
         self.answers: dict[str, None] = {}
         self.aug_answers: dict[str, None] = {}
         self.unanswerable = True
         self.trajectories: list[Trajectory] = []
 
     def add(self, row: SourceRow) -> None:
+        self.rows += 1
+        self.contradicts |= set(row.answers) != set(self.first.answers)
         self.answers |= dict.fromkeys(row.answers)
         self.aug_answers |= dict.fromkeys(row.aug_answers)
         self.unanswerable &= row.unanswerable
@@ -219,6 +226,7 @@ class _Entry:
             "unanswerable": self.unanswerable,
         }
         told = {name: value for name, value in metadata.items() if value}
+        told.update(self.first.metadata)
         return Task(self.identifier, self.first.question, tuple(self.answers), told)
 
     def demonstrations(self) -> Iterator[Demonstration]:

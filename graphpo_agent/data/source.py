@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graphpo_agent.errors import DataError
@@ -48,11 +48,15 @@ class SourceRow:
     """Aliases of the answers."""
     unanswerable: bool = False
     """The question has no answer by design."""
+    left_out: str | None = None
+    """Why the row cannot be used, in a few words."""
     trajectory: Trajectory | None = None
     prompt: tuple[Message, ...] = ()
     """What the row asks a policy, word for word; empty where it has none."""
     prompt_has_tools: bool = False
     """The prompt is for a policy that calls tools (verl's), not for one that writes tags."""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What else a task keeps of the row."""
 
 
 def text_field(place: str, row: Mapping[str, Any], name: str) -> str:

@@ -8,6 +8,7 @@ and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` t
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -17,10 +18,13 @@ from typing import Any, Literal
 
 from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.math_text import final_answer
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.outputs import check_apart, check_parent, check_place
 from graphpo_agent.rewards.asearcher import ASearcherReward
+from graphpo_agent.rewards.gaia import gaia_equals
 from graphpo_agent.rewards.judge import Judge
+from graphpo_agent.rewards.math import MathReward
 from graphpo_agent.rewards.qa import answer_contains, answer_equals, answer_f1
 from graphpo_agent.rewards.transcripts import (
     FormatScores,
@@ -32,7 +36,16 @@ from graphpo_agent.rewards.transcripts import (
 )
 from graphpo_agent.types import Outcome, Task
 
-__all__ = ["KINDS", "Grade", "GradeOptions", "GradeStatus", "Transcript", "grade_file", "grader"]
+__all__ = [
+    "KINDS",
+    "Grade",
+    "GradeOptions",
+    "GradeStatus",
+    "GradeSummary",
+    "Transcript",
+    "grade_file",
+    "grader",
+]
 
 GradeStatus = Literal["ok", "no_answer", "timeout", "error", "unjudged"]
 
@@ -74,6 +87,23 @@ class Grade:
 
 
 @dataclass(frozen=True, slots=True)
+class GradeSummary:
+    """All grades of a file in short.
+
+    Example: ``GradeSummary(mean=0.5, scored=2, statuses={"ok": 2, "unjudged": 1})``
+
+    Attributes:
+        mean: score over the transcripts that have one; NaN where none has.
+        scored: how many those are.
+        statuses: transcripts by status, those that occur.
+    """
+
+    mean: float
+    scored: int
+    statuses: Mapping[GradeStatus, int]
+
+
+@dataclass(frozen=True, slots=True)
 class GradeOptions:
     """The flags of ``graphpo grade``, by name."""
 
@@ -95,6 +125,7 @@ _ANSWERS: Mapping[str, _Answers] = {
     "em": answer_equals,
     "subem": answer_contains,
     "f1": answer_f1,
+    "gaia": lambda answer, golds: any(gaia_equals(answer, gold) for gold in golds),
 }
 _RULES: Mapping[str, _Rule] = {
     "search_r1_em": search_r1_em,
@@ -110,6 +141,7 @@ _TAKES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(_RULES, _FORMAT_OPTIONS),
     "asearcher": frozenset(),
     "judge": frozenset({"bare", "judge_url", "judge_model", "judge_key_env"}),
+    "math": frozenset({"bare"}),
 }
 """The options of every kind."""
 KINDS = tuple(_TAKES)
@@ -121,7 +153,7 @@ _AT_ONCE = 16
 """Transcripts in memory, and requests to a judge."""
 
 
-def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
+def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> GradeSummary:
     """Grade a file of transcripts and write one JSON line per row; whole or not at all.
 
     Raises:
@@ -136,15 +168,35 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> None:
     check_parent(target, DataError)
     check_apart([target], [Path(path)])
     transcripts = _transcripts(Path(path), asked=kind == "judge")
+    tally = _Tally()
     with ThreadPoolExecutor(_AT_ONCE if kind == "judge" else 1) as pool:
-        write_rows(target, _rows(transcripts, grade, pool))
+        write_rows(target, _rows(transcripts, grade, pool, tally))
+    return tally.summary()
+
+
+class _Tally:
+    """What the grades so far come to."""
+
+    def __init__(self) -> None:
+        self._scores: list[float] = []
+        self._statuses: Counter[GradeStatus] = Counter()
+
+    def add(self, grade: Grade) -> None:
+        self._statuses[grade.status] += 1
+        if grade.score is not None:
+            self._scores.append(grade.score)
+
+    def summary(self) -> GradeSummary:
+        mean = math.fsum(self._scores) / len(self._scores) if self._scores else math.nan
+        return GradeSummary(mean, len(self._scores), dict(self._statuses))
 
 
 def _rows(
-    transcripts: Iterator[Transcript], grade: Grader, pool: ThreadPoolExecutor
+    transcripts: Iterator[Transcript], grade: Grader, pool: ThreadPoolExecutor, tally: _Tally
 ) -> Iterator[dict[str, Any]]:
     while some := list(islice(transcripts, _AT_ONCE)):
         for one, graded in zip(some, pool.map(grade, some), strict=True):
+            tally.add(graded)
             yield _row(one.id, graded)
 
 
@@ -169,6 +221,9 @@ def grader(kind: str, options: GradeOptions) -> Grader:
     if kind == "judge":
         judge = _judge(options)
         return lambda transcript: _by_judge(transcript, judge, options.bare)
+    if kind == "math":
+        reward = MathReward()
+        return lambda transcript: _by_math(transcript, reward, options.bare)
     rule, scores = _RULES[kind], _format_scores(options)
     return lambda transcript: _by_rule(transcript, rule, scores)
 
@@ -217,6 +272,14 @@ def _by_judge(transcript: Transcript, judge: Judge, bare: bool) -> Grade:
         status = "unjudged" if verdict == "unjudged" else "error"
         return Grade(None, answer, status, {"verdict": verdict})
     return Grade(float(verdict == "correct"), answer, "ok", {"verdict": verdict})
+
+
+def _by_math(transcript: Transcript, reward: MathReward, bare: bool) -> Grade:
+    answer = transcript.response if bare else final_answer(transcript.response)
+    verdict = reward.verdict(answer, transcript.golds)
+    named: dict[str, GradeStatus] = {"unanswered": "no_answer", "timeout": "timeout"}
+    status = named.get(verdict.status, "ok")
+    return Grade(float(verdict.status == "correct"), verdict.answer, status, {})
 
 
 def _last_answer(response: str) -> str | None:

@@ -1,0 +1,98 @@
+"""Evaluations of search agents: GAIA, WebWalkerQA, BrowseComp, xbench-DeepSearch, as published.
+
+The question is in ``question``, ``Question``, ``problem``, ``query`` or ``prompt``, the answer in
+``answer``, ``Answer``, ``Final answer`` or ``gt``; the level in ``Level``, ``level``,
+``difficulty_level`` or ``info.difficulty_level``. Rows of BrowseComp and xbench are encrypted with
+the ``canary`` that stands in them, so that no crawler reads them by chance; a task keeps its
+canary, so that whatever is published of it can be recognised.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from itertools import cycle
+from typing import Any
+
+from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field
+from graphpo_agent.errors import DataError
+
+__all__ = ["QUESTION_FIELDS", "decrypted", "read_row"]
+
+QUESTION_FIELDS = ("question", "Question", "problem", "query", "prompt")
+_ANSWER_FIELDS = ("answer", "Answer", "Final answer", "gt")
+_LEVEL_FIELDS = ("Level", "level", "difficulty_level")
+_ID_FIELDS = ("task_id", "id", "ID")
+
+_HIDDEN = "?"
+"""GAIA's answer to a question of its test set."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
+    """One row of any of these files.
+
+    Example: ``{"Question": "Who?", "Final answer": "Ada", "Level": "2", "task_id": "c61d"}`` gives
+    ``SourceRow("Who?", ("Ada",), source_id="c61d", metadata={"level": "2"})``. A row whose question
+    is about a file that comes with it is left out, as its ``left_out`` says.
+
+    Raises:
+        DataError: with place and field, for a row that cannot be used.
+    """
+    plain = decrypted(place, row)
+    name = next((name for name in QUESTION_FIELDS if name in plain), QUESTION_FIELDS[0])
+    gold = next((name for name in _ANSWER_FIELDS if name in plain), _ANSWER_FIELDS[0])
+    answers = answer_field(place, plain, gold)
+    inside = mapping_field(place, plain, "info") if "info" in plain else {}
+    found = {"level": _first({**inside, **plain}, _LEVEL_FIELDS), "canary": plain.get("canary")}
+    return SourceRow(
+        question=text_field(place, plain, name),
+        answers=tuple(answer for answer in answers if answer != _HIDDEN),
+        source_id=_first(plain, _ID_FIELDS),
+        left_out="comes with a file" if plain.get("file_name") else None,
+        metadata={name: value for name, value in found.items() if value},
+    )
+
+
+def decrypted(place: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with question and answer in plain text; one that is not encrypted as it is.
+
+    BrowseComp hashes the canary (SHA-256), xbench takes it as it is; texts are XORed with the
+    repeated key and written in base64.
+
+    Raises:
+        DataError: the question is encrypted in another way.
+    """
+    name = next((name for name in QUESTION_FIELDS if name in row), None)
+    canary = row.get("canary")
+    if name is None or not isinstance(canary, str) or not _is_base64(row[name]):
+        return row
+    for key in (hashlib.sha256(canary.encode()).digest(), canary.encode()):
+        question = _plain(row[name], key)
+        if question is not None:
+            texts = {each: row[each] for each in _ANSWER_FIELDS if _is_base64(row.get(each))}
+            answers = {each: _plain(text, key) or text for each, text in texts.items()}
+            return {**row, **answers, name: question}
+    raise DataError(
+        f"{place}: field '{name}' is encrypted, and not with the row's canary: "
+        "give a decrypted copy"
+    )
+
+
+def _is_base64(value: Any) -> bool:
+    return isinstance(value, str) and bool(_BASE64.fullmatch(value.strip()))
+
+
+def _plain(text: str, key: bytes) -> str | None:
+    """None: the key is another one."""
+    try:
+        data = base64.b64decode(text, validate=True)
+        found = bytes(a ^ b for a, b in zip(data, cycle(key), strict=False)).decode()
+    except ValueError:
+        return None
+    return None if _CONTROL.search(found) else found
+
+
+def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((str(row[name]) for name in names if name in row), None)

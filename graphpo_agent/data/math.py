@@ -1,0 +1,99 @@
+r"""Mathematics: DAPO-Math-17k, MATH, AIME, GSM8K and files with the same fields.
+
+The question is in ``problem``, ``Problem``, ``question``, ``Question``, ``extra_info.raw_problem``
+or ``prompt``, a text or messages; instructions that stand around it there, as in DAPO's files, are
+left out. The answer is in ``answer``, ``Answer``, ``expected_answer``, ``final_answer``,
+``reward_model.ground_truth`` or ``solution``; of a whole solution it is the content of the last
+``\boxed{}``, or what follows ``####``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field, text_of
+from graphpo_agent.errors import DataError
+from graphpo_agent.math_text import last_boxed
+
+__all__ = ["find_question", "read_row"]
+
+_QUESTIONS = ("problem", "Problem", "question", "Question")
+_ANSWERS = ("answer", "Answer", "expected_answer", "final_answer")
+_IDS = ("unique_id", "id", "ID")
+_INSTRUCTION = "Answer:"
+"""Paragraphs before and behind a question that both say this are about its form."""
+
+
+def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
+    """One row of any of these files.
+
+    Example: ``{"problem": "2 + 2?", "answer": "4", "unique_id": "test/1"}`` gives
+    ``SourceRow("2 + 2?", ("4",), source_id="test/1")``.
+
+    Raises:
+        DataError: with place and field, for a row that cannot be used.
+    """
+    extra = _inside(place, row, "extra_info")
+    ids = [row[name] for name in _IDS if name in row]
+    identifier = next(iter(ids), extra.get("index"))
+    return SourceRow(
+        question=find_question(place, row),
+        answers=_answers(place, row),
+        source=text_field(place, row, "data_source") if "data_source" in row else None,
+        source_id=None if identifier is None else str(identifier),
+        metadata={"level": str(row["level"])} if "level" in row else {},
+    )
+
+
+def find_question(place: str, row: Mapping[str, Any]) -> str:
+    """The bare question of a row.
+
+    Raises:
+        DataError: there is none.
+    """
+    for name in _QUESTIONS:
+        if name in row:
+            return text_field(place, row, name)
+    raw = _inside(place, row, "extra_info").get("raw_problem")
+    if raw is not None:
+        return text_of(place, "extra_info.raw_problem", raw)
+    if "prompt" not in row:
+        raise DataError(f"{place}: field 'problem' is missing, and so are 'question' and 'prompt'")
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return _bare(text_of(place, "prompt", prompt))
+    last = prompt[-1] if isinstance(prompt, list) and prompt else None
+    if not isinstance(last, dict) or "content" not in last:
+        raise DataError(
+            f"{place}: field 'prompt' must be a text or a list of messages, found {prompt!r:.40}"
+        )
+    return _bare(text_of(place, "prompt[-1].content", last["content"]))
+
+
+def _bare(text: str) -> str:
+    """Without the paragraphs around the question that tell how an answer is written."""
+    paragraphs = text.split("\n\n")
+    wrapped = len(paragraphs) > 2 and all(_INSTRUCTION in paragraphs[end] for end in (0, -1))
+    return "\n\n".join(paragraphs[1:-1]).strip() if wrapped else text
+
+
+def _answers(place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    for name in _ANSWERS:
+        if name in row:
+            return tuple(map(_final, answer_field(place, row, name)))
+    truth = _inside(place, row, "reward_model")
+    if "ground_truth" in truth:
+        return answer_field(f"{place}: in 'reward_model'", truth, "ground_truth")
+    if "solution" in row:
+        return tuple(map(_final, answer_field(place, row, "solution")))
+    raise DataError(
+        f"{place}: field 'answer' is missing, and so are 'reward_model.ground_truth' and 'solution'"
+    )
+
+
+def _final(answer: str) -> str:
+    """What a solution ends with; an answer by itself as it is."""
+    return last_boxed(answer) or answer.rpartition("####")[2].strip()
+
+
+def _inside(place: str, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return mapping_field(place, row, name) if name in row else {}

@@ -1,0 +1,115 @@
+"""Files of mathematics, as they are published."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphpo_agent.data.prepare import Summary, prepare, task_id
+from graphpo_agent.errors import DataError
+from graphpo_agent.types import Task
+from tests.data.test_prepare_sources import lines, parquet
+
+ASKED = "How many?\n\nCount twice."
+WRAPPED = (
+    "Solve it. The last line must be Answer: $Answer, where $Answer is the answer.\n\n"
+    f'{ASKED}\n\nThe answer goes on its own line after "Answer:".'
+)
+DAPO = {
+    "data_source": "math_dapo",
+    "prompt": [{"content": WRAPPED, "role": "user"}],
+    "ability": "MATH",
+    "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+    "extra_info": {"index": "9a9b6eb4"},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answer", "metadata"),
+    [
+        (DAPO, ASKED, "34", {"source": "math_dapo", "source_id": "9a9b6eb4"}),
+        ({"prompt": "How many?", "solution": "34"}, "How many?", "34", {}),
+        ({**DAPO, "extra_info": {"index": 3, "raw_problem": "x?"}}, "x?", "34", None),
+        (
+            {
+                "problem": "x?",
+                "answer": "\\frac12",
+                "solution": "…",
+                "level": 5,
+                "unique_id": "a/1",
+            },
+            "x?",
+            "\\frac12",
+            {"source_id": "a/1", "level": "5"},
+        ),
+        (
+            {"problem": "x?", "solution": "So $x = \\boxed{\\frac{1}{2}}$."},
+            "x?",
+            "\\frac{1}{2}",
+            {},
+        ),
+        ({"ID": "2024-I-1", "Problem": "x?", "Answer": 25}, "x?", "25", {"source_id": "2024-I-1"}),
+        ({"id": 0, "problem": "x?", "expected_answer": "025"}, "x?", "025", {"source_id": "0"}),
+        ({"question": "x?", "answer": "6 * 12 = 72\n#### 72"}, "x?", "72", {}),
+    ],
+)
+def test_every_flavour_of_a_row(
+    tmp_path: Path, row: dict[str, Any], question: str, answer: str, metadata: Any
+) -> None:
+    for path in (lines(tmp_path / "a.jsonl", row), parquet(tmp_path / "a.parquet", row)):
+        (task,) = prepare("math", [path]).tasks
+        assert task == Task(task_id(question), question, (answer,), task.metadata)
+        assert metadata is None or task.metadata == metadata
+
+
+def test_only_paragraphs_about_the_form_are_left_out(tmp_path: Path) -> None:
+    texts = ["One.\n\nTwo.\n\nThree.", "Write Answer: x.\n\nWhat?", "Answer: x.\n\nWhat?\n\nNow."]
+    path = lines(tmp_path / "a.jsonl", *({"prompt": text, "answer": "1"} for text in texts))
+    assert [task.question for task in prepare("math", [path]).tasks] == texts
+
+
+def test_repeated_questions_and_such_as_have_two_answers(tmp_path: Path) -> None:
+    rows = [
+        *([DAPO] * 3),
+        {"problem": "x?", "answer": "1"},
+        {"problem": " x ", "answer": "2"},
+        {"problem": "y?", "answer": ["1", "2"]},
+        {"problem": "z?", "answer": ""},
+        {"problem": "w", "answer": "3"},
+    ]
+    evaluation = lines(tmp_path / "aime.jsonl", {"Problem": "W", "Answer": "4"})
+    prepared = prepare("math", [lines(tmp_path / "a.jsonl", *rows)], exclude=[evaluation])
+    assert [(task.question, task.answers) for task in prepared.tasks] == [
+        (ASKED, ("34",)),
+        ("y?", ("1", "2")),
+    ]
+    dropped = {"answers that contradict each other": 2, "no answer": 1}
+    assert prepared.summary == Summary(8, 2, 2, dropped, {str(evaluation): 1}, 0)
+
+
+def test_questions_are_excluded_in_whatever_flavour_the_evaluation_has_them(tmp_path: Path) -> None:
+    train = lines(tmp_path / "a.jsonl", DAPO, {"problem": "x?", "answer": "1"})
+    evaluation = parquet(tmp_path / "aime.parquet", DAPO)
+    assert [t.question for t in prepare("math", [train], exclude=[evaluation]).tasks] == ["x?"]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"text": "x?"}, "field 'problem' is missing, and so are 'question' and 'prompt'"),
+        ({"problem": " "}, "field 'problem' must not be empty"),
+        ({"prompt": [], "answer": "1"}, "field 'prompt' must be a text or a list of messages"),
+        ({"prompt": [{"role": "user"}], "answer": "1"}, "field 'prompt' must be a text or a list"),
+        (
+            {"problem": "x?"},
+            "field 'answer' is missing, and so are 'reward_model.ground_truth' and",
+        ),
+        ({"problem": "x?", "answer": {"a": 1}}, "field 'answer' must hold strings or finite"),
+        ({"problem": "x?", "reward_model": "34"}, "field 'reward_model' must be an object"),
+    ],
+)
+def test_a_row_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    path = lines(tmp_path / "a.jsonl", {"problem": "y?", "answer": "1"}, row)
+    with pytest.raises(DataError) as error:
+        prepare("math", [path])
+    assert str(error.value).startswith(f"{path}:2: {says}")

@@ -1,0 +1,152 @@
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphpo_agent.errors import ConfigError, DataError, ToolError
+from graphpo_agent.named import callable_of, check_constructible
+from graphpo_agent.rewards.math import MathReward, MathVerdict
+from graphpo_agent.types import Outcome, Task
+
+ENDLESS = "9^{9^{9^{9^9}}}"
+
+
+@pytest.fixture(scope="module")
+def reward():
+    return MathReward(seconds=60.0)
+
+
+def task(*golds):
+    return Task("t", "q", golds)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("34", "34"),
+        ("34", "$34$."),
+        ("34", "34.0"),
+        ("025", "25"),
+        ("-3", "\u22123"),
+        ("1234", "1,234"),
+        ("1{,}234", r"1\,234"),
+        ("6", r"\$6"),
+        ("34", "x = 34"),
+        ("34", r"34\text{ units}"),
+        ("90", r"90^\circ"),
+        ("10000000", "10^{7}"),
+        ("3/4", r"\frac{3}{4}"),
+        ("0.75", r"\dfrac{3}{4}"),
+        (r"-\frac{3}{4}", "-.75"),
+        (r"\frac12", ".5"),
+        (r"\frac{14}{3}", r"4\frac{2}{3}"),
+        (r"11\sqrt2", r"\sqrt{242}"),
+        ("x^2+2x+1", "(x+1)^2"),
+        ("2x+3", "y=2x+3"),
+        (r"(3,\frac{\pi}{2})", r"\left( 3, \frac{\pi}{2} \right)"),
+        (r"\{1,2\}", "2, 1"),
+        ("[0,1)", "[0, 1)"),
+        (r"\text{Evelyn}", "Evelyn"),
+        (r"\text{(B)}", "B"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    ],
+)
+def test_equal_answers(reward, gold, answer):
+    assert reward.verdict(answer, (gold,)) == MathVerdict("correct", answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("34", "35"),
+        ("34", "3 4"),
+        ("34", "-34"),
+        ("11", r"11\sqrt2"),
+        ("3", "$3$ and $4$"),
+        ("7", "7 or 8"),
+        ("1", "1, 2"),
+        (r"\frac12", "12"),
+        ("1/3", "0.33"),
+        ("(1,2)", "(2,1)"),
+        ("[0,1)", "[0,1]"),
+        (r"\text{Evelyn}", "Bob"),
+        ("x^2", "x^3"),
+        ("5", "((((" * 500 + "5" + "))))" * 500),
+        ("5", "}{"),
+    ],
+)
+def test_different_answers(reward, gold, answer):
+    assert reward.verdict(answer, (gold,)) == MathVerdict("incorrect", answer)
+
+
+whole = st.integers(-(10**6), 10**6)
+
+
+@given(whole, st.integers(1, 40), st.integers(-2, 2))
+def test_numbers_are_compared_exactly_however_they_are_written(n, d, slip):
+    told = MathReward()  # starts no process: an expression that needs one would fail below
+    told._pool = None  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    forms = [f"{n}", f" ${n:+}$", f"{n:,}.", f"{n}.00", f"{n * d}/{d}"]
+    forms.append(f"{'-' if n < 0 else ''}\\frac{{{abs(n) * d}}}{{{d}}}")
+    status = "incorrect" if slip else "correct"
+    for form in forms:
+        assert told.verdict(form, (f"{n + slip}",)).status == status
+
+
+def test_any_accepted_answer_will_do_and_what_is_missing_is_no_answer(reward):
+    assert reward(task("3", "4"), Outcome(r"\boxed{4}")) == 1.0
+    assert reward(task("3", "4"), Outcome(r"\boxed{5}")) == 0.0
+    before = dict(reward.counts)
+    assert reward(task("4"), Outcome("four")) == 0.0
+    assert reward(task("4"), Outcome(r"\boxed{}")) == 0.0
+    assert reward.counts == {**before, "math/unanswered": before["math/unanswered"] + 2}
+    with pytest.raises(DataError, match="task t: has no answer to compare with"):
+        reward(task(), Outcome("4"))
+
+
+def test_an_agent_s_marked_answer_counts_alone(reward):
+    assert reward(task("4"), Outcome(r"\boxed{4}", answer="5")) == 0.0
+    assert reward(task("4"), Outcome(r"\boxed{5}", answer=" 4 ")) == 1.0
+    assert reward(task("4"), Outcome(r"\boxed{5}", answer=r"it is \boxed{4}, not 5")) == 1.0
+
+
+def test_an_endless_answer_is_given_up_while_others_are_judged():
+    reward = MathReward(seconds=3.0, processes=2)
+    reward.verdict("x", ("2x",))  # the process is there
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(reward(task("5"), Outcome(rf"\boxed{{{ENDLESS}}}")))
+    )
+    thread.start()
+    meanwhile = 0
+    while thread.is_alive():
+        assert reward(task(r"2\sqrt{3}"), Outcome(r"\boxed{\sqrt{12}}")) == 1.0
+        meanwhile += 1
+    thread.join()
+    assert found == [0.0] and meanwhile > 0
+    assert reward.counts == {"math/unanswered": 0, "math/timeout": 1}
+    assert reward.verdict(ENDLESS, ("5", ENDLESS)).status == "correct"  # the same words
+
+
+def test_it_is_named_in_a_configuration_and_its_limits_are_checked():
+    spec = {"class": "graphpo_agent.rewards.math:MathReward", "seconds": 2.5}
+    assert callable_of(spec, "task", "outcome")(task("4"), Outcome("Answer: 4")) == 1.0
+    for wrong in ({"seconds": 0}, {"processes": 0}, {"timeout": 3}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            check_constructible({**spec, **wrong})
+    with pytest.raises(ToolError, match="MathReward: seconds must be a number above 0"):
+        MathReward(seconds=0)
+
+
+@pytest.mark.verl
+@settings(deadline=None)
+@given(whole, whole, st.sampled_from(["Answer: {}", "Answer: ${}$", "Answer: \\boxed{{{}}}"]))
+def test_whole_numbers_are_judged_as_verl_judges_them(reward, gold, answer, form):
+    from verl.utils.reward_score.math_dapo import compute_score
+
+    response = "Let us see.\n" + form.format(answer)
+    theirs = compute_score(response, str(gold))["acc"]
+    assert reward(task(str(gold)), Outcome(response)) == float(theirs)
+    assert reward(task(str(answer)), Outcome(response)) == 1.0
+    assert compute_score(response, str(answer))["acc"]
