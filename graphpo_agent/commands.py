@@ -23,7 +23,7 @@ from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
-from graphpo_agent.evals.heldout import check_outages, evaluate, leaves
+from graphpo_agent.evals.heldout import by_level, check_outages, evaluate, leaves
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
@@ -196,6 +196,10 @@ def evaluate_policy(
         f"accuracy {evaluation.accuracy:.1%} ± {_percent(1.96 * evaluation.standard_error)} "
         f"(95 % over {evaluation.num_tasks} tasks, {evaluation.num_trajectories} trajectories)"
     )
+    if samples > 1:
+        print(f"best of {samples} {_percent(evaluation.best)}")
+    for level, of_level in by_level(rollouts, grower.outages).items():
+        print(f"level {level}: {_percent(of_level.accuracy)} over {of_level.num_tasks} tasks")
     if dropped:
         print(f"left out: {dropped} trajectories on which a tool met an outage (outages: drop)")
     print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
@@ -231,7 +235,7 @@ def _transcript_lines(
             state = rollout.states[leaf]
             row = {
                 "id": f"{rollout.task.id}/{leaf}",
-                "prompt": rollout.task.question,
+                "question": rollout.task.question,
                 "response": state.response,
                 "answer": state.answer,
                 "gold": list(rollout.task.answers),

@@ -13,7 +13,7 @@ from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.types import SamplingParams, Task
 
-__all__ = ["Evaluation", "check_outages", "evaluate", "leaves"]
+__all__ = ["Evaluation", "by_level", "check_outages", "evaluate", "leaves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Evaluation:
         accuracy: mean over tasks of the mean reward of a task's trajectories; NaN where an outage
             met them all.
         standard_error: of the accuracy over tasks; NaN for fewer than two.
+        best: mean over tasks of the highest reward of a task's trajectories (pass@k where rewards
+            are 0 and 1); NaN as the accuracy.
         response_tokens: policy tokens per trajectory, dropped ones included.
         turns: edges per trajectory, dropped ones included.
         num_tasks: those that count.
@@ -37,6 +39,7 @@ class Evaluation:
 
     accuracy: float
     standard_error: float
+    best: float
     response_tokens: float
     turns: float
     num_tasks: int
@@ -63,24 +66,42 @@ def evaluate(
         rollouts = grower.grow(
             policy, tasks, method, sampling, (seed, "evaluation"), finished=bar.update
         )
-    scored = [
-        [r for _, r in leaves(rollout, grower.outages) if r is not None] for rollout in rollouts
-    ]
-    means = np.array([np.mean(rewards) for rewards in scored if rewards])
-    counted = sum(map(len, scored))
-    sampled = len(rollouts) * samples
-    evaluation = Evaluation(
+    return _measured(rollouts, grower.outages), rollouts
+
+
+def by_level(
+    rollouts: Sequence[Rollout], outages: Literal["drop", "score"]
+) -> dict[str, Evaluation]:
+    """The same means over the tasks of each ``metadata.level``, in the order of the levels.
+
+    Empty where no task says its level.
+    """
+    levels = {str(r.task.metadata["level"]) for r in rollouts if "level" in r.task.metadata}
+    return {
+        level: _measured(
+            [r for r in rollouts if str(r.task.metadata.get("level")) == level], outages
+        )
+        for level in sorted(levels)
+    }
+
+
+def _measured(rollouts: Sequence[Rollout], outages: Literal["drop", "score"]) -> Evaluation:
+    rewards = [[reward for _, reward in leaves(rollout, outages)] for rollout in rollouts]
+    counted = [kept for each in rewards if (kept := [r for r in each if r is not None])]
+    means = np.array([np.mean(each) for each in counted])
+    sampled, num_trajectories = sum(map(len, rewards)), sum(map(len, counted))
+    return Evaluation(
         accuracy=float(means.mean()) if len(means) else float("nan"),
         standard_error=float(means.std(ddof=1) / len(means) ** 0.5)
         if len(means) > 1
         else float("nan"),
+        best=float(np.mean([max(each) for each in counted])) if counted else float("nan"),
         response_tokens=sum(r.ledger.generated_tokens for r in rollouts) / sampled,
         turns=sum(r.graph.num_edges for r in rollouts) / sampled,
         num_tasks=len(means),
-        num_trajectories=counted,
-        num_dropped=sampled - counted,
+        num_trajectories=num_trajectories,
+        num_dropped=sampled - num_trajectories,
     )
-    return evaluation, rollouts
 
 
 def leaves(rollout: Rollout, outages: Literal["drop", "score"]) -> list[tuple[int, float | None]]:

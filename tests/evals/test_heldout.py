@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphpo_agent.errors import ToolError
-from graphpo_agent.evals.heldout import check_outages, evaluate, leaves
+from graphpo_agent.evals.heldout import by_level, check_outages, evaluate, leaves
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
 from tests.rollout.test_grow import NoPolicy, StormyWalk, Walk, tasks
@@ -122,3 +122,27 @@ def test_dropped_trajectories_count_in_lengths():
     assert dropping.num_dropped > 0
     edges = sum(rollout.graph.num_edges for rollout in rollouts)
     assert dropping.response_tokens == dropping.turns == pytest.approx(edges / 120)
+
+
+def test_the_best_trajectory_of_each_task() -> None:
+    evaluation, rollouts = run(30, samples=2)
+    rewards = np.array([r.graph.reward[r.graph.terminals] for r in rollouts])
+    assert evaluation.best == pytest.approx(rewards.max(axis=1).mean())
+    assert evaluation.accuracy < evaluation.best < 1
+
+
+def test_each_level_is_measured_by_itself() -> None:
+    def levelled(task: Task, level: object) -> Task:
+        return task if level is None else replace(task, metadata={"level": level})
+
+    levels = ["2", 1, None] * 10
+    asked = [levelled(task, level) for task, level in zip(tasks(30), levels, strict=True)]
+    whole, rollouts = evaluate(Grower(Walk(), even), NoPolicy(), asked, 4, SamplingParams(), 0)  # type: ignore[arg-type]
+    found = by_level(rollouts, "drop")
+    assert list(found) == ["1", "2"]
+    rewards = np.array([r.graph.reward[r.graph.terminals] for r in rollouts])
+    assert found["2"].accuracy == pytest.approx(rewards[0::3].mean())
+    assert found["1"].accuracy == pytest.approx(rewards[1::3].mean())
+    assert found["1"].num_tasks == 10 and found["1"].num_trajectories == 40
+    assert whole.num_tasks == 30
+    assert by_level(run(3, samples=1)[1], "drop") == {}
