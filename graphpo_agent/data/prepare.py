@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from graphpo_agent.data import asearcher, benchmarks, math, search_r1, webdancer
+from graphpo_agent.data import asearcher, benchmarks, gpqa, math, search_r1, webdancer
 from graphpo_agent.data.files import Row, read_data_file
 from graphpo_agent.data.source import SourceRow, Trajectory, text_field
 from graphpo_agent.errors import ConfigError, DataError
@@ -24,6 +24,7 @@ _READERS: Mapping[str, Callable[[str, Row], SourceRow]] = {
     "asearcher": asearcher.read_row,
     "webdancer": webdancer.read_row,
     "math": math.read_row,
+    "gpqa": gpqa.read_row,
     "benchmark": benchmarks.read_row,
 }
 KINDS = tuple(_READERS)

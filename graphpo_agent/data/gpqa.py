@@ -1,0 +1,40 @@
+"""GPQA: a question with four choices becomes one whose answer is a letter.
+
+The choices stand in an order that the question alone decides, so that a file is the same whoever
+prepares it, and each letter is right about as often as any other.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from graphpo_agent.data.source import SourceRow, text_field
+
+__all__ = ["read_row"]
+
+_RIGHT = "Correct Answer"
+_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+_LETTERS = "ABCD"
+
+
+def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
+    """One row of a GPQA file.
+
+    Example: ``{"Question": "How many?", "Correct Answer": "2", "Incorrect Answer 1": "1", …,
+    "High-level domain": "Physics"}`` gives a question that ends with lines such as ``A) 1`` and
+    ``B) 2``, the answer ``B``, and ``metadata={"level": "Physics"}``.
+
+    Raises:
+        DataError: with place and field, for a row that cannot be used.
+    """
+    question = text_field(place, row, "Question")
+    right = text_field(place, row, _RIGHT)
+    choices = [right, *(text_field(place, row, name) for name in _WRONG)]
+    choices.sort(key=lambda choice: hashlib.sha256(f"{question}\n{choice}".encode()).digest())
+    lines = (f"{letter}) {choice}" for letter, choice in zip(_LETTERS, choices, strict=True))
+    return SourceRow(
+        question="\n".join((question, "", *lines)),
+        answers=(_LETTERS[choices.index(right)],),
+        source_id=str(row["Record ID"]) if "Record ID" in row else None,
+        metadata={"level": row["High-level domain"]} if "High-level domain" in row else {},
+    )
