@@ -48,7 +48,15 @@ def _toy(options: argparse.Namespace) -> int:
 def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
-        choices=["search-r1", "asearcher", "webdancer", "math", "gpqa", "benchmark"],
+        choices=[
+            "search-r1",
+            "asearcher",
+            "webdancer",
+            "math",
+            "gpqa",
+            "livecodebench",
+            "benchmark",
+        ],
         help="whose files",
     )
     parser.add_argument(

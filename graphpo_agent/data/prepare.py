@@ -11,7 +11,15 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from graphpo_agent.data import asearcher, benchmarks, gpqa, math, search_r1, webdancer
+from graphpo_agent.data import (
+    asearcher,
+    benchmarks,
+    gpqa,
+    livecodebench,
+    math,
+    search_r1,
+    webdancer,
+)
 from graphpo_agent.data.files import Row, read_data_file
 from graphpo_agent.data.source import SourceRow, Trajectory, text_field
 from graphpo_agent.errors import ConfigError, DataError
@@ -25,6 +33,7 @@ _READERS: Mapping[str, Callable[[str, Row], SourceRow]] = {
     "webdancer": webdancer.read_row,
     "math": math.read_row,
     "gpqa": gpqa.read_row,
+    "livecodebench": livecodebench.read_row,
     "benchmark": benchmarks.read_row,
 }
 KINDS = tuple(_READERS)
@@ -143,7 +152,7 @@ def prepare(
             tally.dropped[row.left_out] += 1
         elif row.unanswerable and not keep_unanswerable:
             tally.dropped["unanswerable"] += 1
-        elif not row.answers and not row.unanswerable:
+        elif not (row.answers or row.unanswerable or "tests" in row.metadata):
             tally.dropped["no answer"] += 1
         else:
             identifier = task_id(row.question)

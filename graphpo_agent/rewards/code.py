@@ -1,0 +1,194 @@
+r"""Programs: whether the one that a response ends with passes all tests of its task.
+
+Each test is a process in the sandbox of ``tools.sandbox``, and its output is compared here: a
+program sees what goes in, never what has to come out, so it cannot pretend to be right.
+
+A configuration names the reward as ``{class: graphpo_agent.rewards.code:CodeReward}``.
+"""
+
+import json
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from graphpo_agent.errors import DataError, ToolError
+from graphpo_agent.net.checks import check_counts, check_seconds
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.program_tests import ProgramTests
+from graphpo_agent.types import Outcome, Task
+from tools.sandbox import Limits, Sandbox
+
+__all__ = ["CodeReward", "last_program", "same_output"]
+
+_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_OUTPUT_BYTES = 2**24
+_MARK = "<result of the call>"
+_HARNESS = """
+import sys
+sys.setrecursionlimit(50_000)
+_names = ("typing re string datetime collections heapq bisect copy math random statistics "
+          "itertools functools operator json io").split()
+for _name in _names:
+    exec(f"from {_name} import *")
+exec("import " + ", ".join(_names))
+from builtins import *
+exec(compile(_source, "solution.py", "exec"))
+if _function is not None:
+    _found = globals()["Solution"]() if "Solution" in globals() else sys.modules["__main__"]
+    _result = getattr(_found, _function)(*__import__("json").loads(_arguments))
+    print("\\n" + _mark + __import__("json").dumps(_result))
+"""
+
+CodeStatus = Literal["passed", "failed", "no_program", "timeout"]
+
+
+class CodeReward:
+    """1 for a program that passes all tests of ``task.metadata["tests"]``, else 0; a ``RewardFn``.
+
+    The program is ``last_program`` of the response; in agent mode of the marked answer. As in
+    LiveCodeBench, what programs usually import is imported already, a test is passed by the same
+    lines (``same_output``) or the same JSON value, and exit statuses do not count. One test after
+    another is run, up to the first that fails.
+
+    Example::
+
+        tests = ProgramTests((("1 2", "3"),)).packed()
+        CodeReward()(Task("a", "Add them.", (), {"tests": tests}), Outcome(response))
+    """
+
+    def __init__(
+        self,
+        *,
+        seconds: Annotated[float, Field(gt=0.25)] = 6.0,
+        memory_mib: Annotated[int, Field(ge=64)] = 1024,
+        isolation: str = "auto",
+        python: str | None = None,
+    ) -> None:
+        """Find an isolation that works here (``tools.sandbox``) and try it.
+
+        Args:
+            seconds: of one test, by the wall clock.
+            memory_mib: address space of one test.
+            isolation: as of ``tools.python:PythonTool``.
+            python: the interpreter; default: that of this process.
+
+        Raises:
+            ToolError: a limit out of range, or no isolation works on this machine.
+        """
+        check_seconds("CodeReward", above=0.25, seconds=seconds)  # Python itself takes 0.1
+        check_counts("CodeReward", least=64, memory_mib=memory_mib)
+        limits = Limits(seconds, memory_mib * 2**20, _OUTPUT_BYTES)
+        self._sandbox = Sandbox(isolation, python, limits)
+        self._free = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
+        self._counts: Counter[CodeStatus] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Responses so far without a program, and those whose program took too long."""
+        return {
+            "code/no_program": self._counts["no_program"],
+            "code/timeout": self._counts["timeout"],
+        }
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        """1 or 0.
+
+        Raises:
+            DataError: the task has no tests.
+            ToolError: the sandbox does not start any more.
+        """
+        packed = task.metadata.get("tests")
+        if not isinstance(packed, str):
+            raise DataError(f"task {task.id}: has no tests in field 'metadata.tests'")
+        text = outcome.response if outcome.answer is None else outcome.answer
+        status = self.status(text, _unpacked(packed))
+        with self._lock:
+            self._counts[status] += 1
+        return float(status == "passed")
+
+    def status(self, response: str, tests: ProgramTests) -> CodeStatus:
+        """What becomes of a response's program; not counted.
+
+        Raises:
+            ToolError: the sandbox does not start any more.
+        """
+        source = last_program(response)
+        if source is None:
+            return "no_program"
+        for given, wanted in tests.cases:
+            status = self._test(source, tests.function, given, wanted)
+            if status != "passed":
+                return status
+        return "passed"
+
+    def _test(self, source: str, function: str | None, given: str, wanted: str) -> CodeStatus:
+        arguments = None if function is None else f"[{','.join(given.strip().splitlines())}]"
+        names = {"source": source, "function": function, "arguments": arguments, "mark": _MARK}
+        header = "".join(f"_{name} = {value!r}\n" for name, value in names.items())
+        try:
+            with self._free:
+                result = self._sandbox.run(header + _HARNESS, given if function is None else "")
+        except CallFailed as failure:
+            raise ToolError(f"a program cannot be tested: {failure}") from None
+        if result.timed_out:
+            return "timeout"
+        if function is None:
+            passed = not result.truncated and same_output(result.stdout, wanted)
+        else:
+            passed = _same_value(result.stdout.rpartition(_MARK)[2], wanted)
+        return "passed" if passed else "failed"
+
+
+def last_program(response: str) -> str | None:
+    """The last complete block between lines of three backticks; None without one.
+
+    What stands before ``</think>`` does not count.
+    """
+    blocks = _BLOCK.findall(response.rpartition("</think>")[2])
+    return blocks[-1] if blocks else None
+
+
+def same_output(found: str, wanted: str) -> bool:
+    r"""Whether a program printed what it had to, as LiveCodeBench compares.
+
+    Line by line, white space around lines and around the whole not counted; lines of numbers are
+    the same where these are equal.
+
+    Example: ``same_output("1.50 2 \n", "1.5 2.0")`` is true; there is no tolerance.
+    """
+    lines, golds = found.strip().split("\n"), wanted.strip().split("\n")
+    return len(lines) == len(golds) and all(map(_same_line, lines, golds))
+
+
+def _same_line(found: str, wanted: str) -> bool:
+    if found.strip() == wanted.strip():
+        return True
+    numbers = _numbers(found), _numbers(wanted)
+    return None not in numbers and numbers[0] == numbers[1]
+
+
+def _numbers(line: str) -> list[Decimal] | None:
+    try:
+        return [Decimal(word) for word in line.split()]
+    except InvalidOperation:
+        return None
+
+
+def _same_value(found: str, wanted: str) -> bool:
+    try:
+        return json.loads(found) == json.loads(wanted)
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _unpacked(packed: str) -> ProgramTests:
+    return ProgramTests.unpacked(packed)

@@ -1,0 +1,98 @@
+import base64
+import json
+import pickle
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphpo_agent.cli import main
+from graphpo_agent.data.prepare import prepare
+from graphpo_agent.data.tasks import load_tasks
+from graphpo_agent.errors import DataError
+from graphpo_agent.program_tests import ProgramTests
+from graphpo_agent.rewards.code import CodeReward
+from graphpo_agent.types import Outcome
+from tests.data.test_prepare_sources import lines
+
+PRINTS = [{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]
+CALLS = [{"input": "[1, 2]\n3", "output": "true", "testtype": "functional"}]
+
+
+def compressed(value: Any) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+def problem(tests: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
+    return {
+        "question_title": "Sums",
+        "question_content": "Add them.\n",
+        "platform": "atcoder",
+        "question_id": "abc301_a",
+        "contest_date": "2024-05-13T00:00:00",
+        "starter_code": "",
+        "difficulty": "easy",
+        "public_test_cases": json.dumps(tests),
+        "private_test_cases": compressed(json.dumps(tests * 2)),
+        "metadata": "{}",
+        **fields,
+    }
+
+
+def test_both_kinds_of_problems_become_tasks_that_the_reward_can_judge(tmp_path: Path) -> None:
+    starter = "class Solution:\n    def hasSum(self, values: List[int], n: int) -> bool:\n        "
+    called = problem(
+        CALLS,
+        question_content="Is it so?",
+        starter_code=starter,
+        metadata='{"func_name": "hasSum"}',
+        private_test_cases=json.dumps(CALLS * 2),
+    )
+    path, out = lines(tmp_path / "test6.jsonl", problem(PRINTS), called), tmp_path / "tasks.jsonl"
+    assert main(["data", "prepare", "livecodebench", str(path), "--out", str(out)]) == 0
+    printing, calling = load_tasks(out)
+    assert printing.question.startswith("Add them.\n\nWrite a Python program that reads")
+    assert calling.question.startswith(
+        f"Is it so?\n\nComplete this Python code:\n\n```python\n{starter.rstrip()}\n```"
+    )
+    for task, tests, function in ((printing, PRINTS, None), (calling, CALLS, "hasSum")):
+        case = (tests[0]["input"], tests[0]["output"])
+        assert ProgramTests.unpacked(task.metadata["tests"]) == ProgramTests((case,) * 3, function)
+        assert task.answers == () and task.metadata["level"] == "easy"
+        assert task.metadata["contest_date"] == "2024-05-13T00:00:00"
+        assert (task.metadata["source"], task.metadata["source_id"]) == ("atcoder", "abc301_a")
+    reward = CodeReward(seconds=30.0)
+    assert reward(printing, Outcome("```python\nprint(sum(map(int, input().split())))\n```")) == 1.0
+    method = f"{starter}return sum(values) == n"
+    assert reward(calling, Outcome(f"```python\n{method}\n```")) == 1.0
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return (print, ("it ran",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"question_content": " "}, "field 'question_content' must not be empty"),
+        ({"public_test_cases": "[]", "private_test_cases": "[]"}, "holds no tests"),
+        ({"private_test_cases": "abc"}, "field 'private_test_cases' cannot be read"),
+        ({"private_test_cases": compressed(Harmful())}, "cannot be read (it wants builtins.print)"),
+        ({"private_test_cases": '[{"input": "x"}]'}, "field 'private_test_cases' must be a list"),
+        ({"private_test_cases": '{"input": "x"}'}, "field 'private_test_cases' must be a list"),
+        (
+            {"public_test_cases": json.dumps(CALLS), "private_test_cases": json.dumps(CALLS)},
+            "field 'metadata' must have func_name, as its tests call it",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_used(
+    tmp_path: Path, fields: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines(tmp_path / "test.jsonl", problem(PRINTS, **fields))
+    with pytest.raises(DataError) as error:
+        prepare("livecodebench", [path])
+    assert str(error.value).startswith(f"{path}:1: ") and says in str(error.value)
+    assert "it ran" not in capsys.readouterr().out

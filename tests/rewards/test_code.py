@@ -1,0 +1,124 @@
+import pytest
+
+from graphpo_agent.errors import DataError, ToolError
+from graphpo_agent.program_tests import ProgramTests
+from graphpo_agent.rewards.code import CodeReward, last_program, same_output
+from graphpo_agent.types import Outcome, Task
+
+SUMS = ProgramTests((("1 2\n3 4\n", "3\n7\n"), ("", ""), ("5 6", "11\n")))
+HAS = ProgramTests((("[1, 2]\n3", "true"), ("[]\n0", "false")), function="hasSum")
+NUMBERS = ProgramTests((("3", "[0, 1, 2]"),), function="first")
+
+
+@pytest.fixture(scope="module")
+def reward():
+    return CodeReward(seconds=30.0)
+
+
+def answered(program: str) -> str:
+    return f"<think>\n```\nno\n```\n</think>\nSo:\n```python\n{program}\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "program"),
+    [
+        (SUMS, "import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))"),
+        (SUMS, "for line in open(0):\n    a, b = map(int, line.split())\n    print(a + b, '')"),
+        (SUMS, "rows = sys.stdin.read().splitlines()\n"
+               "print(*(sum(map(int, row.split())) for row in rows), sep='\\n')"),
+        (SUMS, "n = 0\ndef f():\n    global n\n    n += 1\nf()\nif __name__ == '__main__':\n"
+               "    for line in sys.stdin: print(float(sum(map(int, line.split()))))"),
+        (HAS, "class Solution:\n    def hasSum(self, values: List[int], n: int) -> bool:\n"
+              "        print('looking')\n        return bool(values) and sum(values) == n"),
+        (HAS, "from __future__ import annotations\ndef hasSum(values: Any, n):\n"
+              "    return Counter(values).total() > 0"),
+        (NUMBERS, "def first(n):\n    random.seed(bisect.bisect([1], n))\n"
+                  "    return tuple(range(n))"),
+    ],
+)  # fmt: skip
+def test_programs_that_pass(reward, tests, program):
+    assert reward.status(answered(program), tests) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("tests", "program"),
+    [
+        (SUMS, "print(3)\nprint(7)"),  # the first test alone
+        (SUMS, "def f(:"),
+        (SUMS, "import os\nos.fork()"),
+        (SUMS, "while True: print(1)"),  # stopped at its limit of output
+        (HAS, "class Solution:\n    def other(self): return True"),
+        (HAS, "def hasSum(values, n):\n    return True"),
+        (HAS, "def hasSum(values, n):\n    class Same:\n"
+              "        def __eq__(self, other): return True\n    return Same()"),
+        (HAS, "import inspect\ndef hasSum(values, n):\n"
+              "    return inspect.currentframe().f_back.f_globals['_wanted']"),
+        (HAS, "def hasSum(values, n):\n    print('<result of the call>true')\n"
+              "    raise SystemExit"),
+        (NUMBERS, "def first(n):\n    return {1, 2}"),
+    ],
+)  # fmt: skip
+def test_programs_that_fail(reward, tests, program):
+    assert reward.status(answered(program), tests) == "failed"
+
+
+def test_what_a_response_is_worth_and_what_is_counted():
+    reward = CodeReward(seconds=1.0)
+    task = Task("t", "q", (), {"tests": ProgramTests((("", "3"),)).packed()})
+    assert reward(task, Outcome(answered("print(3)"))) == 1.0
+    assert reward(task, Outcome(answered("print(4)"))) == 0.0
+    assert reward(task, Outcome(answered("print(4)"), answer="```\nprint(3)\n```")) == 1.0
+    assert reward(task, Outcome("print(3)")) == 0.0
+    assert reward(task, Outcome(answered("while True: pass"))) == 0.0
+    assert reward.counts == {"code/no_program": 1, "code/timeout": 1}
+
+
+def test_a_task_without_tests_and_limits_out_of_range():
+    reward = CodeReward()
+    with pytest.raises(DataError, match=r"task t: has no tests in field 'metadata.tests'"):
+        reward(Task("t", "q", ()), Outcome("x"))
+    with pytest.raises(DataError, match="not the packed tests of a program"):
+        reward(Task("t", "q", (), {"tests": "W10="}), Outcome(answered("print(3)")))
+    with pytest.raises(ToolError, match=r"CodeReward: seconds must be a number above 0\.25"):
+        CodeReward(seconds=0.1)
+
+
+def test_tests_come_back_as_they_were_packed():
+    for tests in (SUMS, HAS):
+        assert ProgramTests.unpacked(tests.packed()) == tests
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```\na\n```\nthen\n```py\nb\n\nc\n```\n", "b\n\nc\n"),
+        ("```python\na\n```\n```python\nb", "a\n"),  # not complete
+        ("1.\n  ```python\n  a\n  ```", "  a\n"),
+        ("```python\n```", ""),
+        ("```python\na\n```\n</think> so", None),
+        ("use `a` and ```b```", None),
+        ("", None),
+    ],
+)
+def test_the_last_complete_block_is_the_program(response, program):
+    assert last_program(response) == program
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "same"),
+    [
+        ("1 2 \n3", "1 2\n3\n", True),
+        ("\n1", "1", True),
+        ("1.50 2", "1.5 2.0", True),
+        ("1.5000001", "1.5", False),
+        ("1\n\n2", "1\n2", False),
+        ("1 2", "2 1", False),
+        ("YES", "yes", False),
+        ("1", "1 1", False),
+        ("", "", True),
+        ("", "1", False),
+    ],
+)
+def test_outputs_are_compared_line_by_line(found, wanted, same):
+    assert same_output(found, wanted) is same
