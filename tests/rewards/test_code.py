@@ -46,7 +46,7 @@ def test_programs_that_pass(reward, tests, program):
         (SUMS, "print(3)\nprint(7)"),  # the first test alone
         (SUMS, "def f(:"),
         (SUMS, "import os\nos.fork()"),
-        (SUMS, "while True: print(1)"),  # stopped at its limit of output
+        (SUMS, "while True: print('1' * 100_000)"),  # stopped at its limit of output
         (HAS, "class Solution:\n    def other(self): return True"),
         (HAS, "def hasSum(values, n):\n    return True"),
         (HAS, "def hasSum(values, n):\n    class Same:\n"
