@@ -3,6 +3,7 @@
 from graphpo_agent.config_methods import (
     GraphPOMethod,
     MethodConfig,
+    OwnMethod,
     PoolConfig,
     ProsMethod,
     SpoChainMethod,
@@ -18,6 +19,7 @@ from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.prefix_pool import PoolOptions
 from graphpo_agent.methods.pros import Pros
 from graphpo_agent.methods.tree import tree
+from graphpo_agent.named import constructed
 
 __all__ = ["build_method", "check_whole_turns"]
 
@@ -47,11 +49,13 @@ def build_method(config: MethodConfig) -> Method:
     """The method of a run.
 
     Raises:
-        ConfigError: settings that do not go together.
+        ConfigError: settings that do not go together, or an own method that lacks a part.
     """
     if isinstance(config, ProsMethod):
         pool = PoolOptions(**config.pool.model_dump())
         return Pros(config.group_size, pool, config.normalize, config.singleton)
+    if isinstance(config, OwnMethod):
+        return _own(config)
     if not isinstance(config, GraphPOMethod | TreeMethod):
         return CLASSES[config.name](**config.model_dump(exclude={"name", "scorer"}))
     credit = CreditOptions(
@@ -79,3 +83,15 @@ def build_method(config: MethodConfig) -> Method:
         objective=config.objective,
         refill=config.refill,
     )
+
+
+def _own(config: OwnMethod) -> Method:
+    try:
+        built = constructed(config.object)
+    except ConfigError as error:
+        raise ConfigError(f"method.object: {error}") from None
+    parts = ("name", "merging", "needs_states", "whiten", "plan", "assign_credit")
+    missing = [part for part in parts if not hasattr(built, part)]
+    if missing:
+        raise ConfigError(f"method.object: {config.object['class']} has no {', '.join(missing)}")
+    return built

@@ -25,6 +25,7 @@ __all__ = [
     "GraphPOMethod",
     "GrpoMethod",
     "MethodConfig",
+    "OwnMethod",
     "PoolConfig",
     "PrmMethod",
     "ProsMethod",
@@ -198,6 +199,16 @@ class ProsMethod(Strict):
     singleton: Singleton = "raw"
 
 
+class OwnMethod(Strict):
+    """A method of your own."""
+
+    name: Literal["own"]
+    object: ObjectConfig
+    """A ``Method`` (``methods/method.py``), e.g. ``{class: mine:Median, group_size: 4}``."""
+    width: Positive = 64
+    """Paths of a prompt at most, for the estimate of memory where the run has no budget."""
+
+
 MethodConfig = Annotated[
     GraphPOMethod
     | TreeMethod
@@ -210,6 +221,7 @@ MethodConfig = Annotated[
     | TreePOMethod
     | TreeRpoMethod
     | PrmMethod
-    | ProsMethod,
+    | ProsMethod
+    | OwnMethod,
     Field(discriminator="name"),
 ]

@@ -19,6 +19,9 @@ from retrievers.server import serve
 __all__ = ["build", "grade", "info", "merge", "prepare", "serve_index"]
 
 
+_REASONING = ("math", "gpqa", "livecodebench")
+
+
 def prepare(
     source: str,
     files: Sequence[Path],
@@ -35,8 +38,8 @@ def prepare(
     for path in outputs:
         check_place(path)
     check_apart(outputs, [*files, *exclude])
-    if parquet is not None and source == "math":
-        raise ConfigError("--parquet is for search agents: verl reads files of mathematics itself")
+    if parquet is not None and source in _REASONING:
+        raise ConfigError(f"--parquet writes tasks of search agents, not those of {source}")
     prepared = prepare_data(
         source, files, exclude=exclude, keep_unanswerable=keep_unanswerable, progress=True
     )

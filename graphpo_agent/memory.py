@@ -16,6 +16,7 @@ from graphpo_agent.config_methods import (
     GraphPOMethod,
     GrpoMethod,
     MethodConfig,
+    OwnMethod,
     PrmMethod,
     ProsMethod,
     SpoChainMethod,
@@ -171,7 +172,7 @@ def _schedule(method: MethodConfig, response_tokens: int) -> tuple[int, ...]:
             return (method.trees * (1 + method.rounds * method.forks * method.copies),)
         case TreeGrpoMethod():
             return (method.trees * (1 + method.rounds * method.expansions),)
-        case TreePOMethod():
+        case TreePOMethod() | OwnMethod():
             return (method.width,)
         case SpoChainMethod():
             cuts = -(-response_tokens // method.cut_interval)

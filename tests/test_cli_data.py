@@ -183,3 +183,13 @@ def test_prepare_writes_over_no_device_or_directory(tmp_path, capsys, flag, plac
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "folder").is_dir()
     assert ("is not a file" if place in ("pipe", "folder") else "cannot be written") in error
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe", "tasks.jsonl"]
+
+
+def test_parquet_for_search_trainers_is_not_for_reasoning(tmp_path, capsys) -> None:
+    source = write(tmp_path / "m.jsonl", [{"problem": "x?", "answer": "1"}])
+    out = tmp_path / "tasks.jsonl"
+    arguments = ["data", "prepare", "math", source, "--out", str(out)]
+    assert main([*arguments, "--parquet", str(tmp_path / "m.parquet")]) == 2
+    told = "graphpo: --parquet writes tasks of search agents, not those of math\n"
+    assert capsys.readouterr().err == told
+    assert not out.exists()

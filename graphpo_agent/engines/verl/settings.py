@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_methods import (
     GraphPOMethod,
@@ -44,7 +45,9 @@ def check_settings(config: RunConfig) -> None:
             isinstance(method, ProsMethod)
         ),
         f"method {method.name} whitens over a batch, and verl's workers see one prompt each: set "
-        "method.whiten=none, or use engine.kind local or vllm": _whitens(method),
+        "method.whiten=none, or use engine.kind local or vllm": (
+            build_method(method).whiten == "batch"
+        ),
         "every rollout worker of verl would load method.scorer's model: serve the model and name a "
         "scorer that asks it (graphpo_agent.rewards.prm:VllmStepScorer)": _loads_scorer(method),
         "verl draws no other prompts in place of graphs without an advantage: set "
@@ -75,10 +78,6 @@ def check_settings(config: RunConfig) -> None:
     for reason, refused in refusals.items():
         if refused:
             raise ConfigError(f"engine.kind verl: {reason}")
-
-
-def _whitens(method: MethodConfig) -> bool:
-    return method.model_dump().get("whiten") == "batch"
 
 
 def _loads_scorer(method: MethodConfig) -> bool:
