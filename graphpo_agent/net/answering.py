@@ -10,6 +10,7 @@ longer than ``seconds``, so that it cannot outlive who asked.
 """
 
 import json
+import os
 import resource
 import signal
 import struct
@@ -25,7 +26,8 @@ _MEMORY = 2 * 2**30
 def answer_requests(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
     """Answer each request with ``answer(request)``, in at most 2 GiB, until there are no more."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
     _write(answers, {})
     while header := requests.read(4):
         request = json.loads(requests.read(struct.unpack(">I", header)[0]))
