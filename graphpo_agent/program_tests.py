@@ -39,6 +39,8 @@ class ProgramTests:
         try:
             content = json.loads(zlib.decompress(base64.b64decode(packed, validate=True)))
             cases = tuple((str(given), str(wanted)) for given, wanted in content["cases"])
+            if not cases:
+                raise ValueError("there are none")
             return cls(cases, content["function"])
         except (ValueError, TypeError, KeyError, zlib.error) as error:
             raise DataError(f"not the packed tests of a program ({error})") from None

@@ -32,6 +32,12 @@ from graphpo_agent.math_text import final_answer, last_boxed
         ("I got the right answer: it took long", None),  # not where a line begins
         ("the answers: 3", None),
         ("Answer 34", None),
+        ("Answer:\n\\[\n34\n\\]\n", "34"),
+        ("Answer:\n$$\n34\n$$", "34"),
+        ("Answer: \\(34\\)", "\\(34\\)"),
+        ("\\boxed{5}\nAnswer: \\boxed{", "5"),
+        (r"so $\boxed 2$.", "2"),
+        (r"\boxed{4} goes into \boxed and then", "4"),
         ("", None),
     ],
 )

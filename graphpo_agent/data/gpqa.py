@@ -36,5 +36,6 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
         question="\n".join((question, "", *lines)),
         answers=(_LETTERS[choices.index(right)],),
         source_id=str(row["Record ID"]) if "Record ID" in row else None,
+        left_out="has a choice twice" if len(set(choices)) < len(choices) else None,
         metadata={"level": row["High-level domain"]} if "High-level domain" in row else {},
     )

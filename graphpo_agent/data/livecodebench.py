@@ -22,6 +22,11 @@ __all__ = ["read_row"]
 _TESTS = ("public_test_cases", "private_test_cases")
 _FIELDS = ("input", "output", "testtype")
 _MOST_BYTES = 2**30
+_UNREADABLE = (
+    *(ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError, EOFError),
+    *(OverflowError, zlib.error, pickle.UnpicklingError),
+)
+"""What wrong data make of decoding, decompressing and unpickling."""
 _KEPT = {"difficulty": "level", "contest_date": "contest_date"}
 _PROGRAM = (
     "Write a Python program that reads the input from standard input and prints the output, and "
@@ -43,7 +48,8 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     if not tests:
         raise DataError(f"{place}: holds no tests")
     called = {test["testtype"] for test in tests} == {"functional"}
-    function = _json(place, row, "metadata").get("func_name") if called else None
+    described = _json(place, row, "metadata") if called else None
+    function = described.get("func_name") if isinstance(described, dict) else None
     if called and not isinstance(function, str):
         raise DataError(f"{place}: field 'metadata' must have func_name, as its tests call it")
     packed = ProgramTests(tuple((t["input"], t["output"]) for t in tests), function).packed()
@@ -72,11 +78,11 @@ def _json(place: str, row: Mapping[str, Any], name: str) -> Any:
     text = text_field(place, row, name)
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return json.loads(_unpickled(base64.b64decode(text, validate=True)))
-    except (ValueError, TypeError, zlib.error, pickle.UnpicklingError, EOFError) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{place}: field '{name}' cannot be read ({error})") from None
 
 

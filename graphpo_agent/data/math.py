@@ -1,13 +1,15 @@
 r"""Mathematics: DAPO-Math-17k, MATH, AIME, GSM8K and files with the same fields.
 
-The question is in ``problem``, ``Problem``, ``question``, ``Question``, ``extra_info.raw_problem``
-or ``prompt``, a text or messages; instructions that stand around it there, as in DAPO's files, are
-left out. The answer is in ``answer``, ``Answer``, ``expected_answer``, ``final_answer``,
+The question is in ``problem``, ``Problem``, ``question``, ``Question``,
+``extra_info.raw_problem``, ``extra_info.question`` or ``prompt``, a text or messages; instructions
+that stand around it there, as in DAPO's files, are left out.
+
+The answer is in ``answer``, ``Answer``, ``expected_answer``, ``final_answer``,
 ``reward_model.ground_truth`` or ``solution``; of a whole solution it is the content of the last
 ``\boxed{}``, or what follows ``####``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field, text_of
@@ -17,6 +19,7 @@ from graphpo_agent.math_text import last_boxed
 __all__ = ["find_question", "read_row"]
 
 _QUESTIONS = ("problem", "Problem", "question", "Question")
+_RAW = ("raw_problem", "question")
 _ANSWERS = ("answer", "Answer", "expected_answer", "final_answer")
 _IDS = ("unique_id", "id", "ID")
 _INSTRUCTION = "Answer:"
@@ -53,9 +56,10 @@ def find_question(place: str, row: Mapping[str, Any]) -> str:
     for name in _QUESTIONS:
         if name in row:
             return text_field(place, row, name)
-    raw = _inside(place, row, "extra_info").get("raw_problem")
-    if raw is not None:
-        return text_of(place, "extra_info.raw_problem", raw)
+    extra = _inside(place, row, "extra_info")
+    for name in _RAW:
+        if extra.get(name) is not None:
+            return text_of(place, f"extra_info.{name}", extra[name])
     if "prompt" not in row:
         raise DataError(f"{place}: field 'problem' is missing, and so are 'question' and 'prompt'")
     prompt = row["prompt"]
@@ -79,20 +83,21 @@ def _bare(text: str) -> str:
 def _answers(place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     for name in _ANSWERS:
         if name in row:
-            return tuple(map(_final, answer_field(place, row, name)))
+            return _finals(answer_field(place, row, name))
     truth = _inside(place, row, "reward_model")
     if "ground_truth" in truth:
         return answer_field(f"{place}: in 'reward_model'", truth, "ground_truth")
     if "solution" in row:
-        return tuple(map(_final, answer_field(place, row, "solution")))
+        return _finals(answer_field(place, row, "solution"))
     raise DataError(
         f"{place}: field 'answer' is missing, and so are 'reward_model.ground_truth' and 'solution'"
     )
 
 
-def _final(answer: str) -> str:
-    """What a solution ends with; an answer by itself as it is."""
-    return last_boxed(answer) or answer.rpartition("####")[2].strip()
+def _finals(answers: Iterable[str]) -> tuple[str, ...]:
+    """What solutions end with; answers by themselves as they are."""
+    found = (last_boxed(answer) or answer.rpartition("####")[2].strip() for answer in answers)
+    return tuple(filter(None, found))
 
 
 def _inside(place: str, row: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Summary:
         tasks: tasks made of them.
         repeated: rows whose question an earlier row asks; their answers are among its task's.
         dropped: rows left out, by reason: ``unanswerable``, ``no answer``, what their reader says,
-            ``answers that contradict each other`` (of ``math`` only).
+            ``answers that contradict each other`` (of ``math`` and ``gpqa`` only).
         overlaps: rows left out because an evaluation file asks their question, by file; a
             question that several files ask is counted at the first.
         demonstrations: recorded trajectories of the tasks.
@@ -122,7 +122,8 @@ def prepare(
     A task's metadata has ``source``, ``source_id`` and ``aug_answers`` where the first row that
     asks its question has them (aliases of all rows), ``unanswerable`` where kept on request, and
     ``level`` and ``canary`` of rows that have them. Rows that ask one question add their answers to
-    each other's, but for ``math``, where rows that answer a question differently are left out.
+    each other's, but for ``math`` and ``gpqa``, where rows that answer a question differently are
+    left out.
 
     Args:
         kind: one of ``KINDS``.
@@ -157,7 +158,7 @@ def prepare(
         else:
             identifier = task_id(row.question)
             entries.setdefault(identifier, _Entry(identifier, row)).add(row)
-    if kind == "math":
+    if kind in ("math", "gpqa"):
         for entry in [entry for entry in entries.values() if entry.contradicts]:
             tally.dropped["answers that contradict each other"] += entry.rows
             del entries[entry.identifier]

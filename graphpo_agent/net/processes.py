@@ -75,7 +75,8 @@ class ProcessPool:
             assert deadline is not None
             raise deadline.missed() from None
         try:
-            process = process or _Process(self._worker, self._trouble)
+            if process is None or not process.alive:
+                process = _Process(self._worker, self._trouble)
             limit = seconds if deadline is None else min(seconds, deadline.left())
             answer = process.ask({**request, "seconds": limit}, limit)
         finally:
@@ -99,15 +100,18 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            start_new_session=True,  # an interrupt of the keyboard is for who asks
         )
-        self._stop = weakref.finalize(self, _stop, self._process)
+        self._owner = os.getpid()
+        self._stop = weakref.finalize(self, _stop, self._process, self._owner)
         if self._converse(b"", _START_S) is None:
             raise ToolError(trouble)
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked again."""
-        return self._stop.alive
+        """Whether it can be asked again, and by this process: a forked child has its own."""
+        own = self._owner == os.getpid()
+        return own and self._stop.alive and self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | None:
         """The answer to a request; None: there is none, and the process is gone."""
@@ -142,8 +146,10 @@ def _send_and_read(process: "subprocess.Popen[bytes]", message: bytes) -> bytes 
     return answer if len(answer) == length else None
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and close its pipes."""
+def _stop(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    """End the process and close its pipes; nothing in a forked child, whose it is not."""
+    if os.getpid() != owner:
+        return
     process.kill()
     with contextlib.suppress(BrokenPipeError):
         process.communicate()

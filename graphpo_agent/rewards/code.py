@@ -27,7 +27,7 @@ from tools.sandbox import Limits, Sandbox
 
 __all__ = ["CodeReward", "last_program", "same_output"]
 
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 _OUTPUT_BYTES = 2**24
 _MARK = "<result of the call>"
 _HARNESS = """
@@ -39,11 +39,18 @@ for _name in _names:
     exec(f"from {_name} import *")
 exec("import " + ", ".join(_names))
 from builtins import *
+def _caller(function, arguments, mark, json=json, say=print, scope=globals()):
+    def call():
+        found = scope["Solution"]() if "Solution" in scope else sys.modules["__main__"]
+        say("\\n" + mark + json.dumps(getattr(found, function)(*json.loads(arguments))))
+    return call
+_call = None if _function is None else _caller(_function, _arguments, _mark)
+if _call is not None:
+    __name__ = "solution"  # it is not what is run
+    sys.modules["solution"] = sys.modules["__main__"]
 exec(compile(_source, "solution.py", "exec"))
-if _function is not None:
-    _found = globals()["Solution"]() if "Solution" in globals() else sys.modules["__main__"]
-    _result = getattr(_found, _function)(*__import__("json").loads(_arguments))
-    print("\\n" + _mark + __import__("json").dumps(_result))
+if _call is not None:
+    _call()
 """
 
 CodeStatus = Literal["passed", "failed", "no_program", "timeout"]
@@ -152,8 +159,14 @@ def last_program(response: str) -> str | None:
 
     What stands before ``</think>`` does not count.
     """
-    blocks = _BLOCK.findall(response.rpartition("</think>")[2])
-    return blocks[-1] if blocks else None
+    text = response.rpartition("</think>")[2]
+    begin, found = None, None
+    for fence in _FENCE.finditer(text):
+        if begin is None:
+            begin = fence.end() + 1
+        elif not fence[1].strip():
+            begin, found = None, text[begin : fence.start()]
+    return found
 
 
 def same_output(found: str, wanted: str) -> bool:
@@ -177,15 +190,16 @@ def _same_line(found: str, wanted: str) -> bool:
 
 def _numbers(line: str) -> list[Decimal] | None:
     try:
-        return [Decimal(word) for word in line.split()]
+        numbers = [Decimal(word) for word in line.split()]
     except InvalidOperation:
         return None
+    return numbers if all(number.is_finite() for number in numbers) else None
 
 
 def _same_value(found: str, wanted: str) -> bool:
     try:
         return json.loads(found) == json.loads(wanted)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

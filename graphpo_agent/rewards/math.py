@@ -29,8 +29,8 @@ _WORKER = Path(__file__).with_name("math_worker.py")
 _LONGEST = 512
 """Characters of an answer; a longer one is wrong."""
 
-_WRAPPED = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_GROUPS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|~)(?=\d{3})")
+_MARKS = re.compile(r"(?<!\\)(?:\$\$?|\\[()\[\]])")
+_GROUPS = re.compile(r"(?<=\d)(?:,?\s*\\!\s*|\\[,;: ]|\{,\}|\\text\{,\}|~)(?=\d{3})")
 _SPACES = re.compile(r"(?:(?<!\\)\\[,!;: ]|\s|~)+")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d{1,50})\}\{(\d{1,50})\}")
@@ -141,12 +141,14 @@ class MathReward:
 
 
 def _plain(text: str) -> str:
-    """Without marks of mathematics around it, the full stop behind it, and spacing commands."""
+    """Without marks of mathematics, the full stop behind it, and spacing commands.
+
+    The marks of a single formula among words stay: it is what the words speak of.
+    """
     text = text.replace("\u2212", "-").replace(r"\$", "").strip().rstrip("。.").strip()
-    for opening, closing in _WRAPPED:
-        inner = text.removeprefix(opening).removesuffix(closing)
-        if len(inner) == len(text) - len(opening) - len(closing) and "$" not in inner:
-            text = inner
+    text = _MARKS.sub("$", text)
+    if text.count("$") > 2 or (text.startswith("$") and text.endswith("$")):
+        text = text.replace("$", "")  # several formulas are one list
     return _SPACES.sub(" ", _GROUPS.sub("", text)).strip()
 
 
@@ -154,7 +156,9 @@ def _number(text: str) -> Fraction | None:
     """An integer, decimal number or fraction, exactly; None: it is something else."""
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
-    text = _FRACTION.sub(r"\1\2/\3", text)
+    fraction = _FRACTION.fullmatch(text)
+    if fraction is not None:
+        text = fraction.expand(r"\1\2/\3")
     if not _NUMBER.fullmatch(text):
         return None
     top, _, bottom = text.partition("/")

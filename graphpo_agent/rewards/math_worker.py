@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from math_verify import parse, verify
+from sympy import Basic, Float, MatrixBase, Rational
 
 __all__ = ["equal"]
 
@@ -18,6 +19,7 @@ __all__ = ["equal"]
 def equal(gold: str, answer: str) -> bool:
     r"""Whether math-verify takes the two for the same.
 
+    Decimals are read exactly: in floating point ``10^{40} + 0.5 - 10^{40}`` would equal any number.
     Its own time limits are off: who asks sets one for all.
 
     Example: ``equal("\\frac{1}{2}", "0.5")``
@@ -26,7 +28,12 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def _read(text: str) -> list[Any]:
-    return parse(text if "$" in text else f"${text}$", parsing_timeout=0)
+    found = parse(text if "$" in text else f"${text}$", parsing_timeout=0)
+    return [_exact(each) if isinstance(each, Basic | MatrixBase) else each for each in found]
+
+
+def _exact(expression: Any) -> Any:
+    return expression.xreplace({f: Rational(str(f)) for f in expression.atoms(Float)})
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, bool]:

@@ -48,6 +48,18 @@ def test_the_mathematical_verifier_reads_letters(tmp_path: Path, form: str) -> N
         assert reward(task, Outcome(form % letter)) == float(letter == right)
 
 
+def test_rows_that_leave_open_what_is_right(tmp_path: Path) -> None:
+    other = {**row(1), "Correct Answer": "3", "Incorrect Answer 1": "2"}
+    twice = {**row(2), "Incorrect Answer 3": "3"}
+    path = lines(tmp_path / "gpqa.jsonl", row(0), row(1), other, twice)
+    prepared = prepare("gpqa", [path])
+    assert [task.metadata["source_id"] for task in prepared.tasks] == ["rec0"]
+    assert prepared.summary.dropped == {
+        "has a choice twice": 1,
+        "answers that contradict each other": 2,
+    }
+
+
 def test_a_row_without_a_choice(tmp_path: Path) -> None:
     short = row(1)
     del short["Incorrect Answer 3"]

@@ -21,7 +21,11 @@ CALLS = [{"input": "[1, 2]\n3", "output": "true", "testtype": "functional"}]
 
 
 def compressed(value: Any) -> str:
-    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+    return squeezed(pickle.dumps(value))
+
+
+def squeezed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
 
 
 def problem(tests: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
@@ -80,6 +84,20 @@ class Harmful:
         ({"public_test_cases": "[]", "private_test_cases": "[]"}, "holds no tests"),
         ({"private_test_cases": "abc"}, "field 'private_test_cases' cannot be read"),
         ({"private_test_cases": compressed(Harmful())}, "cannot be read (it wants builtins.print)"),
+        ({"private_test_cases": "[" * 100_000}, "field 'private_test_cases' cannot be read"),
+        ({"private_test_cases": squeezed(b"NNa.")}, "field 'private_test_cases' cannot be read"),
+        (
+            {"private_test_cases": squeezed(b"Nr\xff\xff\xff\xff.")},
+            "field 'private_test_cases' cannot be read",
+        ),
+        (
+            {
+                "public_test_cases": json.dumps(CALLS),
+                "private_test_cases": json.dumps(CALLS),
+                "metadata": "[]",
+            },
+            "field 'metadata' must have func_name",
+        ),
         ({"private_test_cases": '[{"input": "x"}]'}, "field 'private_test_cases' must be a list"),
         ({"private_test_cases": '{"input": "x"}'}, "field 'private_test_cases' must be a list"),
         (

@@ -51,6 +51,8 @@ DAPO = {
         ({"ID": "2024-I-1", "Problem": "x?", "Answer": 25}, "x?", "25", {"source_id": "2024-I-1"}),
         ({"id": 0, "problem": "x?", "expected_answer": "025"}, "x?", "025", {"source_id": "0"}),
         ({"question": "x?", "answer": "6 * 12 = 72\n#### 72"}, "x?", "72", {}),
+        ({"problem": "x?", "solution": "so it is $\\boxed 2$."}, "x?", "2", {}),
+        ({**DAPO, "extra_info": {"question": "x?"}}, "x?", "34", {"source": "math_dapo"}),
     ],
 )
 def test_every_flavour_of_a_row(
@@ -74,7 +76,7 @@ def test_repeated_questions_and_such_as_have_two_answers(tmp_path: Path) -> None
         {"problem": "x?", "answer": "1"},
         {"problem": " x ", "answer": "2"},
         {"problem": "y?", "answer": ["1", "2"]},
-        {"problem": "z?", "answer": ""},
+        {"problem": "z?", "answer": "#### "},
         {"problem": "w", "answer": "3"},
     ]
     evaluation = lines(tmp_path / "aime.jsonl", {"Problem": "W", "Answer": "4"})

@@ -34,6 +34,11 @@ def answered(program: str) -> str:
               "    return Counter(values).total() > 0"),
         (NUMBERS, "def first(n):\n    random.seed(bisect.bisect([1], n))\n"
                   "    return tuple(range(n))"),
+        (NUMBERS, "class Solution:\n    def first(self, n): return list(range(n))\n"
+                  "print = lambda *words: None\n_mark = _function = json = None\n"
+                  "if __name__ == '__main__':\n    n = int(input())"),
+        (NUMBERS, "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: 'int'\n"
+                  "def first(n): return [Point(i).x for i in range(n)]"),
     ],
 )  # fmt: skip
 def test_programs_that_pass(reward, tests, program):
@@ -56,6 +61,9 @@ def test_programs_that_pass(reward, tests, program):
         (HAS, "def hasSum(values, n):\n    print('<result of the call>true')\n"
               "    raise SystemExit"),
         (NUMBERS, "def first(n):\n    return {1, 2}"),
+        (ProgramTests((("", "5 6"),)), "print('5 sNaN')"),
+        (NUMBERS, "import os\nprint('<result of the call>' + '[' * 100_000 + ']' * 100_000)\n"
+                  "sys.stdout.flush()\nos._exit(0)"),
     ],
 )  # fmt: skip
 def test_programs_that_fail(reward, tests, program):
@@ -79,8 +87,16 @@ def test_a_task_without_tests_and_limits_out_of_range():
         reward(Task("t", "q", ()), Outcome("x"))
     with pytest.raises(DataError, match="not the packed tests of a program"):
         reward(Task("t", "q", (), {"tests": "W10="}), Outcome(answered("print(3)")))
+    for tests in (ProgramTests(()), ProgramTests((), function="f")):
+        with pytest.raises(DataError, match="not the packed tests of a program"):
+            ProgramTests.unpacked(tests.packed())
     with pytest.raises(ToolError, match=r"CodeReward: seconds must be a number above 0\.25"):
         CodeReward(seconds=0.1)
+
+
+def test_a_response_of_fences_takes_no_long_time():
+    assert last_program("```x\n" * 400_000) is None
+    assert last_program("```python\n" * 200_000 + "a\n```") is not None
 
 
 def test_tests_come_back_as_they_were_packed():

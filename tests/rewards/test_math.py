@@ -50,6 +50,15 @@ def task(*golds):
         (r"\text{Evelyn}", "Evelyn"),
         (r"\text{(B)}", "B"),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+        (r"10,\!080", "10080"),
+        (r"11,\! 111,\! 111,\! 100", "11{,}111{,}111{,}100"),
+        ("10080", r"10\text{,}080"),
+        ("5", r"4\frac{2}{2}"),
+        ("3.5", r"3\frac{1}{2}"),
+        ("3,4", r"\(3\), \(4\)"),
+        (r"\{3,4\}", "$3$ and $4$"),
+        ("34", "the value is $34$"),
+        (r"\(\sqrt{12}\)", r"\[2\sqrt{3}\]"),
     ],
 )
 def test_equal_answers(reward, gold, answer):
@@ -74,6 +83,12 @@ def test_equal_answers(reward, gold, answer):
         ("x^2", "x^3"),
         ("5", "((((" * 500 + "5" + "))))" * 500),
         ("5", "}{"),
+        ("14", r"4\frac{2}{3}"),
+        ("1/23", r"\frac{1}{2}3"),
+        ("3", r"\(3\) or \(4\)"),
+        ("4", r"$3$; $4$"),
+        ("1080", r"(1,\,080)"),
+        ("0.3333333", "1/3"),
     ],
 )
 def test_different_answers(reward, gold, answer):
@@ -92,6 +107,33 @@ def test_numbers_are_compared_exactly_however_they_are_written(n, d, slip):
     status = "incorrect" if slip else "correct"
     for form in forms:
         assert told.verdict(form, (f"{n + slip}",)).status == status
+
+
+@pytest.mark.parametrize(
+    ("hack", "worth"),
+    [
+        ("10^{40}+0.5-10^{40}", r"\frac{1}{2}"),
+        ("10^{20}-10^{20.0}", "0"),
+        ("0.1+10^{20}-10^{20}", "0.1"),
+        (r"10^{40}\pi-10^{40}\pi\cdot 1.0", "0"),
+        ("10^{400}-10^{400}", "0"),
+        (r"\{10^{40}-10.0^{40},10^{40}-10.0^{40}+1\}", r"\{0,1\}"),
+    ],
+)
+def test_no_answer_equals_every_number(reward, hack, worth):
+    for gold in (
+        "5",
+        "-3",
+        "999",
+        "34",
+        r"\frac{7}{3}",
+        "0.75",
+        "12.34",
+        r"\frac{\pi}{4}",
+        "(1,2)",
+    ):
+        assert reward.verdict(hack, (gold,)).status == "incorrect", gold
+    assert reward.verdict(hack, (worth,)).status == "correct"
 
 
 def test_any_accepted_answer_will_do_and_what_is_missing_is_no_answer(reward):
