@@ -4,13 +4,13 @@ GRADERS = (
     "em",
     "subem",
     "f1",
-    "gaia",
     "search_r1_em",
     "search_r1_em_format",
     "tree_grpo_f1",
     "verl_search_r1_em",
     "asearcher",
     "judge",
+    "gaia",
     "math",
 )
 """What ``graphpo grade`` can run (``graphpo_agent.evals.grade``)."""

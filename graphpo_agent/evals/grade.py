@@ -137,10 +137,11 @@ _FORMAT_OPTIONS = frozenset(
     {"structure_score", "final_format_score", "retrieval_score", "format_score"}
 )
 _TAKES: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(_ANSWERS, frozenset({"bare"})),
+    **dict.fromkeys(("em", "subem", "f1"), frozenset({"bare"})),
     **dict.fromkeys(_RULES, _FORMAT_OPTIONS),
     "asearcher": frozenset(),
     "judge": frozenset({"bare", "judge_url", "judge_model", "judge_key_env"}),
+    "gaia": frozenset({"bare"}),
     "math": frozenset({"bare"}),
 }
 """The options of every kind."""

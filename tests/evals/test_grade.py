@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.evals.grade import KINDS, GradeOptions, grade_file
+from graphpo_agent.evals.grade import KINDS, GradeOptions, GradeSummary, grade_file
 from tests.net.servers import answer, serving
 
 ROW = {"id": "a", "response": "<think>x</think> <answer> The Oak </answer>", "gold": "oak"}
@@ -187,3 +187,30 @@ def test_options_that_a_kind_does_not_take(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         graded(tmp_path, kind, ROW, options=options)
+
+
+def test_gaia_s_rule_and_mathematics(tmp_path: Path) -> None:
+    row = {"id": "a", "response": "<answer>$ 1,234</answer>", "gold": ["x", "1234"]}
+    (gaia,) = graded(tmp_path, "gaia", row)
+    assert (gaia["score"], gaia["status"], gaia["detail"]) == (1.0, "ok", {"gold": "1234"})
+    rows = [
+        {"id": 1, "response": "So \\boxed{\\frac12}", "gold": "0.5"},
+        {"id": 2, "response": "no idea", "gold": ["3"]},
+        {"id": 3, "response": "Answer: 4", "gold": ["3", "5"]},
+    ]
+    found = graded(tmp_path, "math", *rows)
+    assert [row["score"] for row in found] == [1.0, 0.0, 0.0]
+    assert [row["extracted"] for row in found] == ["\\frac12", None, "4"]
+    assert [row["status"] for row in found] == ["ok", "no_answer", "ok"]
+    (bare,) = graded(
+        tmp_path, "math", {**rows[2], "response": " 5 "}, options=GradeOptions(bare=True)
+    )
+    assert bare["score"] == 1.0
+
+
+def test_a_summary_of_all_grades(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
+    rows = [ROW, {**ROW, "response": "oak"}, {**ROW, "gold": "fir"}]
+    source.write_text("\n".join(json.dumps(row) for row in rows))
+    summary = grade_file("em", str(source), out, GradeOptions())
+    assert summary == GradeSummary(pytest.approx(1 / 3), 3, {"ok": 2, "no_answer": 1})
