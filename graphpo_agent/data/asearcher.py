@@ -8,7 +8,7 @@ Base rows have ``question``, ``answer`` (a list), ``aug_answer`` (a list, perhap
 from collections.abc import Mapping
 from typing import Any
 
-from graphpo_agent.data.source import SourceRow, answer_field, text_field
+from graphpo_agent.data.source import SourceRow, answer_field, first_of, text_field
 
 __all__ = ["read_row"]
 
@@ -27,13 +27,12 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
         DataError: with place and field, for a row that cannot be used.
     """
     source = text_field(place, row, "source") if "source" in row else None
-    own_ids = [str(row[name]) for name in _ID_FIELDS if name in row]
     gold = "gt" if "gt" in row and "answer" not in row else "answer"
     return SourceRow(
         question=text_field(place, row, "question"),
         answers=answer_field(place, row, gold),
         source=source,
-        source_id=own_ids[0] if own_ids else None,
+        source_id=first_of(row, *_ID_FIELDS),
         aug_answers=answer_field(place, row, "aug_answer") if "aug_answer" in row else (),
         unanswerable=source is not None and source.rpartition(":")[2] == _UNANSWERABLE,
     )

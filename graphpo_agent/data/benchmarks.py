@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
-from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field
+from graphpo_agent.data.source import SourceRow, answer_field, first_of, mapping_field, text_field
 from graphpo_agent.errors import DataError
 
-__all__ = ["QUESTION_FIELDS", "decrypted", "read_row"]
+__all__ = ["decrypted", "question_field", "read_row"]
 
-QUESTION_FIELDS = ("question", "Question", "problem", "query", "prompt")
+_QUESTION_FIELDS = ("question", "Question", "problem", "query", "prompt")
 _ANSWER_FIELDS = ("answer", "Answer", "Final answer", "gt")
 _LEVEL_FIELDS = ("Level", "level", "difficulty_level")
 _ID_FIELDS = ("task_id", "id", "ID")
@@ -41,18 +41,23 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
         DataError: with place and field, for a row that cannot be used.
     """
     plain = decrypted(place, row)
-    name = next((name for name in QUESTION_FIELDS if name in plain), QUESTION_FIELDS[0])
+    name = question_field(plain) or _QUESTION_FIELDS[0]
     gold = next((name for name in _ANSWER_FIELDS if name in plain), _ANSWER_FIELDS[0])
     answers = answer_field(place, plain, gold)
     inside = mapping_field(place, plain, "info") if "info" in plain else {}
-    found = {"level": _first({**inside, **plain}, _LEVEL_FIELDS), "canary": plain.get("canary")}
+    found = {"level": first_of({**inside, **plain}, *_LEVEL_FIELDS), "canary": plain.get("canary")}
     return SourceRow(
         question=text_field(place, plain, name),
         answers=tuple(answer for answer in answers if answer != _HIDDEN),
-        source_id=_first(plain, _ID_FIELDS),
+        source_id=first_of(plain, *_ID_FIELDS),
         left_out="comes with a file" if plain.get("file_name") else None,
         metadata={name: value for name, value in found.items() if value},
     )
+
+
+def question_field(row: Mapping[str, Any]) -> str | None:
+    """The name under which a row has its question; None where it has none."""
+    return next((name for name in _QUESTION_FIELDS if name in row), None)
 
 
 def decrypted(place: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,7 +69,7 @@ def decrypted(place: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         DataError: the question is encrypted in another way.
     """
-    name = next((name for name in QUESTION_FIELDS if name in row), None)
+    name = question_field(row)
     canary = row.get("canary")
     if name is None or not isinstance(canary, str) or not _is_base64(row[name]):
         return row
@@ -92,7 +97,3 @@ def _plain(text: str, key: bytes) -> str | None:
     except ValueError:
         return None
     return None if _CONTROL.search(found) else found
-
-
-def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    return next((str(row[name]) for name in names if name in row), None)

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from graphpo_agent.data.source import SourceRow, text_field
+from graphpo_agent.data.source import SourceRow, first_of, text_field
 
 __all__ = ["read_row"]
 
@@ -35,7 +35,7 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     return SourceRow(
         question="\n".join((question, "", *lines)),
         answers=(_LETTERS[choices.index(right)],),
-        source_id=str(row["Record ID"]) if "Record ID" in row else None,
+        source_id=first_of(row, "Record ID"),
         left_out="has a choice twice" if len(set(choices)) < len(choices) else None,
         metadata={"level": row["High-level domain"]} if "High-level domain" in row else {},
     )

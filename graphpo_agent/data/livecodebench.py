@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from graphpo_agent.data.source import SourceRow, text_field
+from graphpo_agent.data.source import SourceRow, first_of, text_field
 from graphpo_agent.errors import DataError
 from graphpo_agent.program_tests import ProgramTests
 
@@ -57,8 +57,8 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     return SourceRow(
         question="\n\n".join((text_field(place, row, "question_content"), asked, _FORM)),
         answers=(),
-        source=str(row["platform"]) if "platform" in row else None,
-        source_id=str(row["question_id"]) if "question_id" in row else None,
+        source=first_of(row, "platform"),
+        source_id=first_of(row, "question_id"),
         metadata={**kept, "tests": packed},
     )
 

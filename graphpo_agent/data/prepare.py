@@ -191,10 +191,10 @@ def _excluded_questions(files: Iterable[Path], asks: Callable[[str, Row], str]) 
 
 
 def _evaluation_question(place: str, row: Row) -> str:
-    names = [name for name in benchmarks.QUESTION_FIELDS if name in row]
-    if not names or (names[0] == "prompt" and not isinstance(row["prompt"], str)):
+    name = benchmarks.question_field(row)
+    if name is None or (name == "prompt" and not isinstance(row[name], str)):
         return search_r1.find_question(place, row)
-    return text_field(place, benchmarks.decrypted(place, row), names[0])
+    return text_field(place, benchmarks.decrypted(place, row), name)
 
 
 class _Tally:

@@ -12,6 +12,7 @@ from typing import Any
 from graphpo_agent.data.source import (
     SourceRow,
     answer_field,
+    first_of,
     mapping_field,
     text_field,
     text_of,
@@ -39,7 +40,7 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
         question=find_question(place, row),
         answers=_answers(place, row),
         source=None if source is None else source.removeprefix(VERL_PREFIX),
-        source_id=str(row["id"]) if "id" in row else None,
+        source_id=first_of(row, "id"),
         prompt=_messages(place, row.get("prompt")),
         prompt_has_tools=source is not None and source.startswith(VERL_PREFIX),
     )

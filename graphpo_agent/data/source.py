@@ -8,7 +8,15 @@ from typing import Any
 from graphpo_agent.errors import DataError
 from graphpo_agent.types import Message, Piece
 
-__all__ = ["SourceRow", "Trajectory", "answer_field", "mapping_field", "text_field", "text_of"]
+__all__ = [
+    "SourceRow",
+    "Trajectory",
+    "answer_field",
+    "first_of",
+    "mapping_field",
+    "text_field",
+    "text_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,14 @@ def answer_field(place: str, row: Mapping[str, Any], name: str) -> tuple[str, ..
     values: Sequence[Any] = value if isinstance(value, list) else (value,)
     texts = [_answer(place, name, one).strip() for one in values]
     return tuple(dict.fromkeys(text for text in texts if text))
+
+
+def first_of(row: Mapping[str, Any], *names: str) -> str | None:
+    """The first of these fields that a row has, as text; None where it has none.
+
+    Example: ``first_of({"id": 7}, "task_id", "id")`` is ``"7"``.
+    """
+    return next((str(row[name]) for name in names if name in row), None)
 
 
 def mapping_field(place: str, row: Mapping[str, Any], name: str) -> dict[str, Any]:
