@@ -337,15 +337,7 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
             system_prompt=mode.system_prompt,
         )
     _check_access(mode)
-    tools = {name: constructed(spec) for name, spec in mode.tools.items()}
-    for name, tool in tools.items():
-        if not isinstance(tool, Tool):
-            missing = ", ".join(
-                "run method" if part == "run" else part
-                for part in ("run", "name", "description", "schema")
-                if not hasattr(tool, part)
-            )
-            raise ConfigError(f"mode.tools.{name}: {mode.tools[name]['class']} has no {missing}")
+    tools = {name: _tool(name, spec) for name, spec in mode.tools.items()}
     signatures = {
         name: ToolSignature(name, tool.description, tool.schema) for name, tool in tools.items()
     }
@@ -357,6 +349,11 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
         max_observation_tokens=mode.max_observation_tokens,
         max_response_tokens=mode.max_response_tokens,
     )
+
+
+def _tool(name: str, spec: Mapping[str, Any]) -> Tool:
+    with _at(f"mode.tools.{name}"):
+        return constructed(spec, ("run", "name", "description", "schema"))
 
 
 def _check_access(mode: AgentMode) -> None:

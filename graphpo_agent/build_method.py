@@ -86,12 +86,8 @@ def build_method(config: MethodConfig) -> Method:
 
 
 def _own(config: OwnMethod) -> Method:
+    parts = ("name", "merging", "needs_states", "whiten", "plan", "assign_credit")
     try:
-        built = constructed(config.object)
+        return constructed(config.object, parts)
     except ConfigError as error:
         raise ConfigError(f"method.object: {error}") from None
-    parts = ("name", "merging", "needs_states", "whiten", "plan", "assign_credit")
-    missing = [part for part in parts if not hasattr(built, part)]
-    if missing:
-        raise ConfigError(f"method.object: {config.object['class']} has no {', '.join(missing)}")
-    return built

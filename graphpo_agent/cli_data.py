@@ -6,6 +6,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+from graphpo_agent.data import KINDS
 from graphpo_agent.evals import GRADERS
 
 __all__ = ["add_data_verbs"]
@@ -46,19 +47,7 @@ def _toy(options: argparse.Namespace) -> int:
 
 
 def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        choices=[
-            "search-r1",
-            "asearcher",
-            "webdancer",
-            "math",
-            "gpqa",
-            "livecodebench",
-            "benchmark",
-        ],
-        help="whose files",
-    )
+    parser.add_argument("source", choices=KINDS, help="whose files")
     parser.add_argument(
         "files",
         nargs="+",

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphpo_agent.data.prepare import Summary
 from graphpo_agent.data.prepare import prepare as prepare_data
+from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
 from graphpo_agent.data.verl_parquet import Trainer, write_verl_parquet
 from graphpo_agent.errors import ConfigError, DataError
@@ -17,9 +18,6 @@ from retrievers.index import build_index, describe_index, merge_indexes, open_in
 from retrievers.server import serve
 
 __all__ = ["build", "grade", "info", "merge", "prepare", "serve_index"]
-
-
-_REASONING = ("math", "gpqa", "livecodebench")
 
 
 def prepare(
@@ -38,7 +36,7 @@ def prepare(
     for path in outputs:
         check_place(path)
     check_apart(outputs, [*files, *exclude])
-    if parquet is not None and source in _REASONING:
+    if parquet is not None and not SOURCES[source].for_agents:
         raise ConfigError(f"--parquet writes tasks of search agents, not those of {source}")
     prepared = prepare_data(
         source, files, exclude=exclude, keep_unanswerable=keep_unanswerable, progress=True

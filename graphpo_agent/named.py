@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
@@ -37,22 +37,31 @@ def callable_of(spec: str | Mapping[str, Any], *parameters: str) -> Callable[...
     return function
 
 
-def constructed(spec: Mapping[str, Any]) -> Any:
+def constructed(spec: Mapping[str, Any], parts: Sequence[str] = ()) -> Any:
     """Build ``{"class": "module:Class", **arguments}``, nested ones first.
 
     Among the arguments, ``{"class": ...}`` is an object and ``{"function": "module:name"}`` that
     function; lists may hold either.
 
+    Args:
+        spec: the class and its arguments.
+        parts: attributes that the object must have, those of the protocol that it is to follow.
+
     Raises:
-        ConfigError: the class does not exist or does not take these arguments or their values.
+        ConfigError: the class does not exist, does not take these arguments or their values, or
+            lacks one of the parts.
     """
     check_constructible(spec)
     arguments = {name: _argument(value) for name, value in spec.items() if name != "class"}
     try:
-        return _named(spec["class"])(**arguments)
+        built = _named(spec["class"])(**arguments)
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{spec['class']} cannot be built so: {reason}") from error
+    missing = [part for part in parts if not hasattr(built, part)]
+    if missing:
+        raise ConfigError(f"{spec['class']} has no {', '.join(missing)}")
+    return built
 
 
 def check_constructible(spec: Any) -> None:

@@ -11,6 +11,8 @@ import pytest
 import requests
 
 from graphpo_agent.cli import main
+from graphpo_agent.data import KINDS as DATA_KINDS
+from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.evals import GRADERS
 from graphpo_agent.evals.grade import KINDS
@@ -33,6 +35,7 @@ def write(path: Path, rows: list[dict]) -> str:
 
 
 def test_prepare_writes_tasks_and_parquet_and_says_what_it_left_out(tmp_path, capsys) -> None:
+    assert tuple(SOURCES) == DATA_KINDS
     source = write(tmp_path / "asearcher.jsonl", ROWS)
     exclude = write(tmp_path / "gaia.jsonl", [{"Question": "capital of France"}])
     out, parquet = tmp_path / "tasks.jsonl", tmp_path / "verl.parquet"

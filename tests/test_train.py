@@ -284,7 +284,10 @@ def test_a_step_whose_every_path_met_an_outage_ends_the_run_with_one_line(
         ("reward=os:getcwd", "task, outcome"),
         ("reward=graphpo_agent.rewards.qa", "reward: 'graphpo_agent.rewards.qa': write module"),
         ("state={kind: key, function: 'os:getcwd'}", "state.function: 'os:getcwd' cannot be"),
-        ("mode.tools.search.class=tests.worlds:AnyArguments", "no run method"),
+        (
+            "mode.tools.search.class=tests.worlds:AnyArguments",
+            "mode.tools.search: tests.worlds:AnyArguments has no run, name",
+        ),
         ("mode.tools.search.class=tests.worlds:Runs", "Runs has no name, description, schema"),
         ("mode.tools.search.retriever=books", "mode.tools.search: tools.search:SearchTool: retri"),
         ("mode.tools.search.topk=many", "topk is not valid: input should be a valid integer"),

@@ -11,33 +11,13 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from graphpo_agent.data import (
-    asearcher,
-    benchmarks,
-    gpqa,
-    livecodebench,
-    math,
-    search_r1,
-    webdancer,
-)
 from graphpo_agent.data.files import Row, read_data_file
-from graphpo_agent.data.source import SourceRow, Trajectory, text_field
+from graphpo_agent.data.source import SourceRow, Trajectory
+from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.types import Demonstration, Message, Task
 
-__all__ = ["KINDS", "Prepared", "Summary", "overlap_key", "prepare", "task_id"]
-
-_READERS: Mapping[str, Callable[[str, Row], SourceRow]] = {
-    "search-r1": search_r1.read_row,
-    "asearcher": asearcher.read_row,
-    "webdancer": webdancer.read_row,
-    "math": math.read_row,
-    "gpqa": gpqa.read_row,
-    "livecodebench": livecodebench.read_row,
-    "benchmark": benchmarks.read_row,
-}
-KINDS = tuple(_READERS)
-"""Every KIND of ``graphpo data prepare``."""
+__all__ = ["Prepared", "Summary", "overlap_key", "prepare", "task_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +106,7 @@ def prepare(
     left out.
 
     Args:
-        kind: one of ``KINDS``.
+        kind: a name of ``SOURCES``.
         files: JSON lines, JSON arrays, CSV or parquet.
         exclude: evaluation files, of the same kinds, with the question in one of the fields
             ``question``, ``Question``, ``problem``, ``query`` and ``prompt``, or as in
@@ -138,13 +118,13 @@ def prepare(
         ConfigError: another kind.
         DataError: with file, row and field, for a row that cannot be used; or nothing is left.
     """
-    if kind not in _READERS:
-        raise ConfigError(f"data prepare: {kind!r} is none of {', '.join(KINDS)}")
-    asks = math.find_question if kind == "math" else _evaluation_question
-    excluded = _excluded_questions(exclude, asks)
+    if kind not in SOURCES:
+        raise ConfigError(f"data prepare: {kind!r} is none of {', '.join(SOURCES)}")
+    source = SOURCES[kind]
+    excluded = _excluded_questions(exclude, source.find_question)
     tally = _Tally()
     entries: dict[str, _Entry] = {}
-    for row in _source_rows(_READERS[kind], files, progress):
+    for row in _source_rows(source.read_row, files, progress):
         tally.rows += 1
         overlap = excluded.get(overlap_key(row.question)) if excluded else None
         if overlap is not None:
@@ -158,7 +138,7 @@ def prepare(
         else:
             identifier = task_id(row.question)
             entries.setdefault(identifier, _Entry(identifier, row)).add(row)
-    if kind in ("math", "gpqa"):
+    if source.one_answer:
         for entry in [entry for entry in entries.values() if entry.contradicts]:
             tally.dropped["answers that contradict each other"] += entry.rows
             del entries[entry.identifier]
@@ -188,13 +168,6 @@ def _excluded_questions(files: Iterable[Path], asks: Callable[[str, Row], str]) 
         for question in questions:
             found.setdefault(overlap_key(question), str(path))
     return found
-
-
-def _evaluation_question(place: str, row: Row) -> str:
-    name = benchmarks.question_field(row)
-    if name is None or (name == "prompt" and not isinstance(row[name], str)):
-        return search_r1.find_question(place, row)
-    return text_field(place, benchmarks.decrypted(place, row), name)
 
 
 class _Tally:
