@@ -156,12 +156,17 @@ def test_worlds_that_other_methods_ran_on_share_a_map(
             "budget": 1000,
             "settings": dict.fromkeys(accuracies, setting),
             "methods": [
-                {"method": name, "final_accuracy": {"mean": mean, "half_width": 0.01}}
+                {
+                    "method": name,
+                    "final_accuracy": {"mean": mean, "half_width": 0.01},
+                    "runs": [{"tokens": 1000.0}, {"tokens": 1000 + 100 * mean}],
+                }
                 for name, mean in accuracies.items()
             ],
         }
         (tmp_path / f"map-{world}.json").write_text(json.dumps(record))
     method_map.write_map()
+    assert "up to 5.0 %" in (tmp_path / "map.md").read_text()
     rows = [line for line in (tmp_path / "map.md").read_text().splitlines() if line[:2] == "| "]
     assert rows[2:5] == [
         "| plus | – | **20.0 ± 1.0** (18, 6e-05) |",
