@@ -1,7 +1,6 @@
 """Configuration → objects. The only module that sees both."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, errors_at
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.methods.method import Method
 from graphpo_agent.methods.prefix_pool import PrefixPool
@@ -294,7 +293,7 @@ def check_named(config: RunConfig) -> None:
         check_whole_turns(config.method)
         _check_access(config.mode)
         for name, tool in config.mode.tools.items():
-            with _at(f"mode.tools.{name}"):
+            with errors_at(f"mode.tools.{name}"):
                 check_constructible(tool)
         signatures = {name: ToolSignature(name, "", {}) for name in config.mode.tools}
         check_tools(_dialect(config.mode, signatures), signatures)
@@ -302,28 +301,19 @@ def check_named(config: RunConfig) -> None:
         build_expander(config.mode)
         check_segments(config)
     if isinstance(config.state, FrozenSummaryState):
-        with _at("state.chat"):
+        with errors_at("state.chat"):
             check_constructible(config.state.chat)
     if isinstance(config.state, KeyState):
-        with _at("state.function"):
+        with errors_at("state.function"):
             callable_of(config.state.function, "state")
     if isinstance(config.method, PrmMethod):
-        with _at("method.scorer"):
+        with errors_at("method.scorer"):
             check_constructible(config.method.scorer)
-    with _at("reward"):
+    with errors_at("reward"):
         if isinstance(config.reward, str):
             callable_of(config.reward, "task", "outcome")
         else:
             check_constructible(config.reward)
-
-
-@contextmanager
-def _at(key: str) -> Iterator[None]:
-    """Whatever is wrong with what a key names is said with the key."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
 
 
 def build_expander(mode: SegmentMode | AgentMode) -> Expander:
@@ -352,7 +342,7 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
 
 
 def _tool(name: str, spec: Mapping[str, Any]) -> Tool:
-    with _at(f"mode.tools.{name}"):
+    with errors_at(f"mode.tools.{name}"):
         return constructed(spec, ("run", "name", "description", "schema"))
 
 

@@ -10,7 +10,7 @@ from graphpo_agent.config_methods import (
     TreeMethod,
     TreeRLMethod,
 )
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, errors_at
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.classes import CLASSES
@@ -87,7 +87,5 @@ def build_method(config: MethodConfig) -> Method:
 
 def _own(config: OwnMethod) -> Method:
     parts = ("name", "merging", "needs_states", "whiten", "plan", "assign_credit")
-    try:
+    with errors_at("method.object"):
         return constructed(config.object, parts)
-    except ConfigError as error:
-        raise ConfigError(f"method.object: {error}") from None

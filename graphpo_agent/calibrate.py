@@ -20,7 +20,7 @@ from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.config_state import StateConfig
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.errors import ConfigError, DataError, GraphError, RunError
+from graphpo_agent.errors import ConfigError, DataError, GraphError, RunError, errors_at
 from graphpo_agent.evals.calibrate import CalibrateOptions, Calibration, calibrate_choices
 from graphpo_agent.evals.calibrate_pairs import (
     CandidatePairs,
@@ -106,10 +106,8 @@ def load_states(
             raise ConfigError(
                 f"state choice {name!r} occurs twice ({RUN_STATE!r} is the run's own)"
             )
-        try:
+        with errors_at(f"state choice {name!r}"):
             choices[name] = load_config(RunConfig, config_path, [*overrides, f"state={text}"]).state
-        except ConfigError as error:
-            raise ConfigError(f"state choice {name!r}: {error}") from None
     return choices
 
 

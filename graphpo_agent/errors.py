@@ -4,6 +4,9 @@ Every class here is a *user's* mistake or the outside world's: the command line 
 line on stderr and exits with status 2. A bug is any other exception, and it crashes.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 __all__ = [
     "ConfigError",
     "DataError",
@@ -14,6 +17,7 @@ __all__ = [
     "RewardError",
     "RunError",
     "ToolError",
+    "errors_at",
     "first_line",
 ]
 
@@ -52,6 +56,19 @@ class ToolError(GraphPOError):
 
 class QuotaError(ToolError):
     """A paid or limited service has been used up: going on would train on its refusals."""
+
+
+@contextmanager
+def errors_at(key: str) -> Generator[None]:
+    """Whatever is wrong with what a key of the configuration names is said with the key.
+
+    Raises:
+        ConfigError: the one that was raised inside, with the key before it.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def first_line(error: BaseException) -> str:
