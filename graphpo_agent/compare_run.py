@@ -22,6 +22,7 @@ import torch
 
 from graphpo_agent.config import RunConfig
 from graphpo_agent.errors import GraphPOError, RunError
+from graphpo_agent.interrupt import raise_quietly
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.train_run import train_run
@@ -182,4 +183,4 @@ def _train(config: RunConfig, sender: Connection) -> None:
 
 def _stop(number: int, frame: object) -> NoReturn:
     """End with all clean-up."""
-    raise SystemExit(1)
+    raise_quietly(number, SystemExit(1))

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command quietly, whatever it met."""
+"""A signal ends a command quietly, whatever it met."""
 
 import os
 import signal
@@ -7,29 +7,25 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["interruptible"]
+__all__ = ["interruptible", "raise_quietly"]
 
 _AGAIN = 0.01  # seconds
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """SIGINT raises KeyboardInterrupt; gives whether it has.
+    """SIGINT raises KeyboardInterrupt quietly; gives whether it has.
 
-    What an import or a library makes of it may be any other error. Objects that it left half built
-    and coroutines that never began are not told of, and where it is lost, in code whose errors
-    Python ignores, it is sent again.
+    What an import or a library makes of it may be any other error.
     """
     interrupted = False
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: object) -> NoReturn:
         nonlocal interrupted
         interrupted = True
-        sys.unraisablehook = _send_again
-        warnings.simplefilter("ignore")
-        raise KeyboardInterrupt
+        raise_quietly(number, KeyboardInterrupt())
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
@@ -38,6 +34,17 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _send_again(ignored: Any) -> None:
-    if isinstance(ignored.exc_value, KeyboardInterrupt):
-        threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT)).start()
+def raise_quietly(number: int, error: BaseException) -> NoReturn:
+    """What a handler of signal ``number`` does to end its process: raise ``error``.
+
+    Objects that it leaves half built and coroutines that never began are not told of, and where it
+    is lost, in code whose errors Python ignores, the signal is sent again.
+    """
+
+    def send_again(ignored: Any) -> None:
+        if isinstance(ignored.exc_value, type(error)):
+            threading.Timer(_AGAIN, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = send_again
+    warnings.simplefilter("ignore")
+    raise error
