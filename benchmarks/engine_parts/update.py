@@ -311,7 +311,7 @@ def _page(result: dict[str, Any]) -> list[str]:
         f"slower than paths in {sum(row['paths: seconds'] < 1 for row in rows)} of {len(rows)} "
         f"cases; gradients agree to {max(row['gradient error'] for row in rows):.0e}. "
         f"Left out, more than {LIMITS['paths']:.1e} operations over the paths: {left_out}. "
-        f"A dash: not measured, for edges' rows above {LIMITS['edges']:.0e} operations.",
+        f"A dash: not measured, for edges' rows above {LIMITS['edges']:.1e} operations.",
         "",
         *table(shown, names),
     ]
