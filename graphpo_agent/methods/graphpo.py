@@ -49,35 +49,41 @@ class GraphPO:
         """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
         if growth.memory is _COMPLETE or not len(growth.active):
             return self._refill(growth)
-        branching, pool = branching_at(self.schedule, growth.layer), growth.memory or 0
-        if branching == 1 and not pool:  # nothing to save and nothing to give
-            return Plan(onward(growth), memory=pool)
+        plan, pool = onward(growth, growth.memory or 0), growth.memory or 0
+        going = np.array([branch.node for branch in plan.branches])
+        layers = growth.graph.depth[going] + 1
+        branching = {layer: branching_at(self.schedule, layer) for layer in np.unique(layers)}
+        if not pool and set(branching.values()) == {1}:  # nothing to save and nothing to give
+            return plan
         graph, classes = growth.graph, find_classes(growth.graph, self.merging)
         uncertain = self.reallocate == "uncertain"
-        allocation = allocate(
-            graph,
-            classes,
-            growth.active,
-            branching,
-            pool,
-            options=self.merging,
-            reallocate=self.reallocate,
-            scores=graph_credit(graph, classes, self.credit).score if uncertain else None,
-        )
-        counts = zip(growth.active.tolist(), allocation.continuations.tolist(), strict=True)
-        return Plan(
-            tuple(Branch(v, count) for v, count in counts),
-            memory=allocation.saved_pool,
-            saved=allocation.saved,
-            reallocated=allocation.reallocated,
-        )
+        scores = graph_credit(graph, classes, self.credit).score if uncertain else None
+        counts = np.zeros(len(going), np.int64)
+        saved = reallocated = 0
+        for layer, number in branching.items():
+            here = layers == layer
+            allocation = allocate(
+                graph,
+                classes,
+                going[here],
+                number,
+                pool,
+                options=self.merging,
+                reallocate=self.reallocate,
+                scores=scores,
+            )
+            counts[here], pool = allocation.continuations, allocation.saved_pool
+            saved += allocation.saved
+            reallocated += allocation.reallocated
+        branches = map(Branch, going.tolist(), counts.tolist())
+        return Plan(tuple(branches), pool, saved, reallocated, plan.waiting)
 
     def _refill(self, growth: Growth) -> Plan:
         """What the budget still holds once all paths of the schedule have ended."""
         if self.refill == "prompt":
             return steady_chains(growth, 0, _COMPLETE)
         if len(growth.active):
-            return Plan(onward(growth), _COMPLETE)
+            return onward(growth, _COMPLETE)
         classes = find_classes(growth.graph, self.merging)
         scores = graph_credit(growth.graph, classes, self.credit).score
         return Plan(wave(growth, classes, scores), _COMPLETE)

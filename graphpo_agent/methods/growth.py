@@ -91,9 +91,18 @@ class Growth:
     decode: Callable[[Sequence[int]], str]
 
 
-def onward(growth: Growth) -> tuple[Branch, ...]:
-    """One continuation of every path that is not finished."""
-    return tuple(Branch(v) for v in growth.active.tolist())
+def onward(growth: Growth, memory: Any = None) -> Plan:
+    """One continuation of every path that is not finished, as far as its end is paid for.
+
+    Within a budget of tokens paths end in the order in which they left the prompt: one goes on
+    where the tokens that are left suffice for its next edge whatever the paths before it will
+    cost, and waits where they do not. So a budget cuts off the last paths and not the long ones:
+    if all grew abreast until it is spent, short answers would be rewarded and long ones never seen.
+    """
+    if growth.tokens_left is None or growth.layer == 1:
+        return Plan(tuple(Branch(v) for v in growth.active.tolist()), memory)
+    branches, waiting, _ = _in_turn(growth, growth.active.tolist(), growth.tokens_left)
+    return Plan(branches, memory, waiting=waiting)
 
 
 def chains(growth: Growth, wanted: int) -> tuple[Branch, ...]:
@@ -128,17 +137,9 @@ def steady_chains(growth: Growth, wanted: int, memory: Any = None) -> Plan:
     left = growth.tokens_left
     if left is None:
         goes_on = growth.layer > 1 and len(growth.active) > 0
-        return Plan(onward(growth) if goes_on else chains(growth, wanted), memory)
-    branches: list[Branch] = []
-    waiting: list[int] = []
+        return onward(growth, memory) if goes_on else Plan(chains(growth, wanted), memory)
     open_chains = [] if growth.layer == 1 else growth.active.tolist()
-    for v in sorted(open_chains, key=lambda v: growth.graph.path(v)[0]):
-        most = growth.tokens_behind(v)
-        if not branches or left >= min(most, growth.edge_tokens):
-            branches.append(Branch(v))
-        else:
-            waiting.append(v)
-        left -= most
+    branches, waiting, left = _in_turn(growth, open_chains, left)
     begun = max(0, -(-(left - growth.edge_tokens + 1) // growth.path_tokens))
     if not branches:
         begun = max(begun, int(left > 0))
@@ -147,3 +148,19 @@ def steady_chains(growth: Growth, wanted: int, memory: Any = None) -> Plan:
     if begun:
         branches.append(Branch(0, begun))
     return Plan(tuple(branches), memory, waiting=waiting)
+
+
+def _in_turn(
+    growth: Growth, states: Sequence[int], left: int
+) -> tuple[list[Branch], list[int], int]:
+    """Which states go on and which wait, and what the most they can all cost leaves of ``left``."""
+    branches: list[Branch] = []
+    waiting: list[int] = []
+    for v in sorted(states, key=lambda v: growth.graph.path(v)[0]):
+        most = growth.tokens_behind(v)
+        if not branches or left >= min(most, growth.edge_tokens):
+            branches.append(Branch(v))
+        else:
+            waiting.append(v)
+        left -= most
+    return branches, waiting, left

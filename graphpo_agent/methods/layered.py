@@ -1,6 +1,7 @@
 """Trees that grow layer by layer and are valued from their leaves up (SPO-tree, TreeRPO)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from graphpo_agent.graph.advantages import node_scores, own_counts
 from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, steady_chains
+from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 
 __all__ = ["layer_plan", "nested_means"]
 
@@ -21,8 +22,9 @@ def layer_plan(growth: Growth, schedule: Sequence[int]) -> Plan:
     """
     if growth.memory or not len(growth.active):
         return steady_chains(growth, 0, memory=True)
-    count = branching_at(schedule, growth.layer)
-    return Plan(tuple(Branch(v, count) for v in growth.active.tolist()))
+    plan, depth = onward(growth), growth.graph.depth
+    branches = (Branch(b.node, branching_at(schedule, depth[b.node] + 1)) for b in plan.branches)
+    return replace(plan, branches=tuple(branches))
 
 
 def nested_means(graph: RolloutGraph) -> FloatArray:

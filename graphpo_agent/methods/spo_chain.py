@@ -89,7 +89,7 @@ class SpoChain:
         if growth.layer == 1:
             return Plan((Branch(0, self.num_chains),), memory=frozenset[int]())
         if len(growth.active):
-            return Plan(onward(growth), memory=growth.memory)
+            return onward(growth, growth.memory)
         graph: RolloutGraph = growth.graph
         ends = graph.terminals[graph.num_trained[graph.terminals] > 0]
         new = [v for v in ends.tolist() if graph.node_ids[v] not in growth.memory]

@@ -76,7 +76,7 @@ class TreeGrpo:
         if growth.layer == 1:
             return Plan((Branch(0, self.trees),), memory=0)
         if len(growth.active) and growth.memory <= self.rounds:
-            return Plan(onward(growth), memory=growth.memory)
+            return onward(growth, growth.memory)
         if growth.memory >= self.rounds:
             return steady_chains(growth, 0, memory=self.rounds + 1)
         return Plan(self._expand(growth), memory=growth.memory + 1)

@@ -12,7 +12,7 @@ from graphpo_agent.graph.advantages import own_counts
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
-from graphpo_agent.methods.growth import Branch, Growth, Plan, steady_chains
+from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
@@ -75,6 +75,8 @@ class TreePO:
             return steady_chains(growth, 0, memory=True)
         active = growth.active.tolist()
         room = self.width - (len(growth.graph.leaves) - len(active))
+        if active and room <= len(active):
+            return onward(growth)
         if active:
             wanted = self.divergence * len(growth.reached)  # ended paths hand on their share
             each, rest = divmod(max(len(active), min(room, wanted)), len(active))

@@ -98,7 +98,7 @@ class TreeRL:
         if growth.layer == 1:
             return Plan((Branch(0, self.trees),), memory=0)
         if len(growth.active) and growth.memory <= self.rounds:
-            return Plan(onward(growth), memory=growth.memory)
+            return onward(growth, growth.memory)
         if growth.memory < self.rounds:
             forks = self._forks(growth)
             if forks:

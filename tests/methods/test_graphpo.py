@@ -28,10 +28,10 @@ def test_separate_terms_add_up_to_the_advantage():
     ("layer", "saved", "count", "left"), [(2, 2, 5, 0), (2, 9, 6, 6), (3, 2, 2, 1), (3, 0, 1, 0)]
 )
 def test_what_a_layer_saved_and_could_not_place_goes_to_the_next(layer, saved, count, left):
-    graph = graph_of([(0, None)])
-    one = replace(growth(graph), active=np.array([1]), layer=layer, memory=saved)
+    graph = graph_of([(v, None) for v in range(layer - 1)])
+    one = replace(growth(graph), active=np.array([layer - 1]), layer=layer, memory=saved)
     plan = GraphPO(schedule=(2, 3)).plan(one)
-    assert [(branch.node, branch.count) for branch in plan.branches] == [(1, count)]
+    assert [(branch.node, branch.count) for branch in plan.branches] == [(layer - 1, count)]
     assert (plan.memory, plan.saved, plan.reallocated) == (left, 0, saved - left)
 
 
