@@ -95,9 +95,9 @@ def onward(growth: Growth, memory: Any = None) -> Plan:
     """One continuation of every path that is not finished, as far as its end is paid for.
 
     Within a budget of tokens paths end in the order in which they left the prompt: one goes on
-    where the tokens that are left suffice for its next edge whatever the paths before it will
-    cost, and waits where they do not. So a budget cuts off the last paths and not the long ones:
-    if all grew abreast until it is spent, short answers would be rewarded and long ones never seen.
+    where the tokens that are left suffice for its next edge whatever one path from each state
+    before it will cost, and waits where they do not. So a budget cuts off the last paths and not
+    the long ones: if all grew abreast until it is spent, most of those that end would be short.
     """
     if growth.tokens_left is None or growth.layer == 1:
         return Plan(tuple(Branch(v) for v in growth.active.tolist()), memory)
