@@ -46,9 +46,9 @@ def main() -> None:
             *comparing(files, range(options.seeds), out, options.jobs),
         ]
     )
-    for kind in ("md", "json", "svg"):
-        text = (out / f"compare.{kind}").read_text()
-        (RESULTS / f"whole-paths.{kind}").write_text(text.replace("compare.svg", "whole-paths.svg"))
+    for made in out.glob("compare*"):  # the page, its figures and the raw numbers
+        name = made.name.replace("compare", "whole-paths")
+        (RESULTS / name).write_text(made.read_text().replace("](compare", "](whole-paths"))
     print((RESULTS / "whole-paths.md").read_text())
 
 
