@@ -126,6 +126,13 @@ def compare(world: str, best: Mapping[str, Setting], seeds: int, work: Path, job
 
 def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
     """The file that ``graphpo compare`` lays over the world's configuration."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(laid_over(world, setting, work)))
+    return path
+
+
+def laid_over(world: str, setting: Setting, work: Path) -> dict[str, Any]:
+    """What that file holds."""
     preset = yaml.safe_load(
         (ROOT / "configs" / "methods" / f"{METHODS[setting.method]}.yaml").read_text()
     )
@@ -136,10 +143,7 @@ def write_setting(path: Path, world: str, setting: Setting, work: Path) -> Path:
         if not train.exists():
             train.write_text("".join(every.read_text().splitlines(keepends=True)[:tasks]))
     scorer = str(directory / "step_scorer")
-    laid_over = setting.configuration(WORLDS[world], preset, str(train), scorer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(laid_over))
-    return path
+    return setting.configuration(WORLDS[world], preset, str(train), scorer)
 
 
 def comparing(files: Sequence[Path], seeds: range, out: Path, jobs: int) -> list[str]:

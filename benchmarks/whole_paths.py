@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.engine_parts.machine import RESULTS
-from benchmarks.method_map import arguments, comparing, write_setting
+from benchmarks.method_map import arguments, comparing, laid_over
 from benchmarks.method_settings import WORLDS, Setting
 from benchmarks.toy_worlds import WORK, call, prepare
 
@@ -57,12 +57,12 @@ def write_files(label: str, out: Path, work: Path) -> list[Path]:
     method, structure = STRUCTURES[label]
     world = WORLDS[WORLD]
     setting = Setting(method, world.prompts, world.responses, world.tokens, learning_rate=5e-4)
-    within = write_setting(out / f"{label}.yaml", WORLD, setting, work)
-    laid_over = yaml.safe_load(within.read_text())
-    laid_over["method"] |= structure
-    within.write_text(yaml.safe_dump(laid_over))
-    whole = out / f"{label}-unlimited.yaml"
-    whole.write_text(yaml.safe_dump(laid_over | {"budget": {"tokens": None}}))
+    limited = laid_over(WORLD, setting, work)
+    limited["method"] |= structure
+    out.mkdir(parents=True, exist_ok=True)
+    within, whole = out / f"{label}.yaml", out / f"{label}-unlimited.yaml"
+    within.write_text(yaml.safe_dump(limited))
+    whole.write_text(yaml.safe_dump(limited | {"budget": {"tokens": None}}))
     return [within, whole]
 
 

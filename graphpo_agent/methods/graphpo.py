@@ -49,7 +49,8 @@ class GraphPO:
         """Algorithm 1, stage 1: halve the redundant, give what is saved to the rest."""
         if growth.memory is _COMPLETE or not len(growth.active):
             return self._refill(growth)
-        plan, pool = onward(growth, growth.memory or 0), growth.memory or 0
+        pool = growth.memory or 0
+        plan = onward(growth, pool)
         going = np.array([branch.node for branch in plan.branches])
         layers = growth.graph.depth[going] + 1
         branching = {layer: branching_at(self.schedule, layer) for layer in np.unique(layers)}

@@ -92,14 +92,14 @@ class Growth:
 
 
 def onward(growth: Growth, memory: Any = None) -> Plan:
-    """One continuation of every path that is not finished, as far as its end is paid for.
+    """One continuation of every path that is not finished, as far as a budget of tokens goes.
 
-    Within a budget of tokens paths end in the order in which they left the prompt: one goes on
+    Within a budget paths end in the order in which they left the prompt: one goes on
     where the tokens that are left suffice for its next edge whatever one path from each state
     before it will cost, and waits where they do not. So a budget cuts off the last paths and not
     the long ones: if all grew abreast until it is spent, most of those that end would be short.
     """
-    if growth.tokens_left is None or growth.layer == 1:
+    if growth.tokens_left is None:
         return Plan(tuple(Branch(v) for v in growth.active.tolist()), memory)
     branches, waiting, _ = _in_turn(growth, growth.active.tolist(), growth.tokens_left)
     return Plan(branches, memory, waiting=waiting)
@@ -156,7 +156,7 @@ def _in_turn(
     """Which states go on and which wait, and what the most they can all cost leaves of ``left``."""
     branches: list[Branch] = []
     waiting: list[int] = []
-    for v in sorted(states, key=lambda v: growth.graph.path(v)[0]):
+    for v in sorted(states, key=lambda v: growth.graph.path(v)[:1]):
         most = growth.tokens_behind(v)
         if not branches or left >= min(most, growth.edge_tokens):
             branches.append(Branch(v))

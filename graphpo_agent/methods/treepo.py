@@ -75,9 +75,9 @@ class TreePO:
             return steady_chains(growth, 0, memory=True)
         active = growth.active.tolist()
         room = self.width - (len(growth.graph.leaves) - len(active))
-        if active and room <= len(active):
-            return onward(growth)
         if active:
+            if room <= len(active):
+                return onward(growth)
             wanted = self.divergence * len(growth.reached)  # ended paths hand on their share
             each, rest = divmod(max(len(active), min(room, wanted)), len(active))
             counts = [each] * (len(active) - 1) + [each + rest]

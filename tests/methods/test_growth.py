@@ -8,6 +8,7 @@ import pytest
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.growth import steady_chains
+from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.spo_tree import SpoTree
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.methods.tree_grpo import TreeGrpo
@@ -67,6 +68,7 @@ def _trunks(graph: RolloutGraph) -> list[list[bool]]:
         TreeGrpo(trees=6, expansions=1, rounds=0),
         TreeRL(trees=6, forks=1, rounds=0),
         TreePO(width=6, divergence=6),
+        Grpo(group_size=6),
     ],
     ids=lambda method: method.name,
 )

@@ -207,3 +207,14 @@ def test_bad_settings_are_one_line(settings):
 def test_new_trees_are_numbered_behind_the_given_ones():
     parent, tree = np.array([-1, 0, 0, 2, 0]), np.array([-1, 3, -1, -1, -1])
     assert default_trees(parent, tree).tolist() == [-1, 3, 4, 4, 5]
+
+
+def test_the_structure_s_own_paths_grow_together_where_no_budget_limits_them():
+    method = TreeGrpo(trees=2, expansions=2, rounds=1)
+    grown = grow(method, World(end=ends_at(4)))
+    expanded = 0
+    for growth, plan in zip(grown.growths, grown.plans, strict=True):
+        if len(growth.active) and growth.memory in (0, 1):
+            assert [b.node for b in plan.branches] == growth.active.tolist() and not plan.waiting
+            expanded += growth.memory
+    assert expanded
