@@ -25,7 +25,6 @@ from graphpo_agent.config_methods import (
     TreeRLMethod,
 )
 from graphpo_agent.config_state import SummaryState
-from graphpo_agent.engines.local.cache import shelf_capacity
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
@@ -36,7 +35,9 @@ from graphpo_agent.engines.local.memory import (
     token_bytes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
+from graphpo_agent.engines.local.paged_rows import PAGE, pages_fit
 from graphpo_agent.engines.local.pieces import block_length
+from graphpo_agent.engines.local.shelves import shelf_capacity
 from graphpo_agent.graph.budget import branching_at
 
 __all__ = ["describe_budget", "describe_memory", "memory_of"]
@@ -92,9 +93,12 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
     on_cpu, path = device.type == "cpu", max(1, mode.max_response_tokens // 2)
     compute = compute_options(config)
     if isinstance(config.engine, LocalEngineConfig):
-        columns = config.train.prompts_per_step * _columns_at_once(config)
+        dtype = torch.bfloat16 if compute.autocast else getattr(torch, config.model.dtype)
+        paged, prompts = pages_fit(device, dtype), config.train.prompts_per_step
+        columns = 0 if paged else prompts * _columns_at_once(config)
         held = min(gib(config.engine.max_batch_gib), columns * token_bytes(sizes, compute))
-        kept = config.train.prompts_per_step * _graph_tokens(config)
+        unused = (PAGE - 1) * _most_edges(config)[0] if paged else 0
+        kept = prompts * (_graph_tokens(config) + unused)
     else:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0

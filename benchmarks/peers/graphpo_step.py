@@ -54,7 +54,7 @@ def configuration(
             "segment_length": task["max_new_tokens"],
             "max_response_tokens": task["max_new_tokens"],
         },
-        "state": {"kind": "key"},
+        "state": {"kind": "key", "function": "graphpo_agent.rewards.toy:reach_key"},
         "reward": "graphpo_step:digit_share",
         "method": {"name": "grpo", "group_size": task["group_size"]},
         "update": {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from selectors import DefaultSelector, SelectorKey
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -67,6 +68,16 @@ def complete(
     return [ended[ticket] for ticket in tickets]
 
 
+class _Selector(DefaultSelector):
+    """Asks the operating system for events only where there is nothing else to do.
+
+    The loop has no connections of its own; what threads send it is in its queue already.
+    """
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        return [] if timeout == 0 else super().select(timeout)
+
+
 class PolicyScheduler:
     """Runs coroutines against one policy (``graphpo_agent.protocols.Scheduler``).
 
@@ -101,7 +112,7 @@ class PolicyScheduler:
 
         To be called once. Inside an event loop (a notebook's) it runs in a thread of its own.
         """
-        loop = asyncio.new_event_loop()
+        loop = asyncio.SelectorEventLoop(_Selector())
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # there is none

@@ -25,6 +25,7 @@ from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
+from graphpo_agent.engines.local.paged_rows import PAGE
 from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.stretch_attention import stretch_layout
@@ -231,16 +232,14 @@ def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, m
         *method,
         "mode={kind: segment, segment_length: 10, max_response_tokens: 30}",
         "model.device=cpu",
-        "engine={kind: local, max_batch_gib: 1e-6}",
     )
     one, three = (
         told(reach, tmp_path, *run, f"train.prompts_per_step={count}") for count in (1, 3)
     )
     model = load_model(str(reach / "policy"))
     token = kv_shape(model).bytes_per_token
-    running = int(1e-6 * GIB)
-    assert one.sampler == running + edges * 10 * token
-    assert three.sampler == running + 3 * edges * 10 * token
+    assert one.sampler == edges * (10 + PAGE - 1) * token, "a page may have room left"
+    assert three.sampler == 3 * one.sampler
     parts = (one.weights, one.gradients, one.optimizer, one.activations, one.logits, one.sampler)
     assert one.total == sum(parts), "on a CPU the sampler keeps its memory"
 
@@ -248,10 +247,9 @@ def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, m
 def test_turns_hold_their_observations_and_paths_end_at_their_limit(kb, tmp_path):
     def tokens(*overrides):
         run = ("method={name: grpo, group_size: 2}", "train.prompts_per_step=1", *overrides)
-        held = told(
-            kb, tmp_path, *run, "engine={kind: local, max_batch_gib: 1e-6}", "model.device=cpu"
-        ).sampler
-        return (held - int(1e-6 * GIB)) // kv_shape(load_model(str(kb / "policy"))).bytes_per_token
+        held = told(kb, tmp_path, *run, "model.device=cpu").sampler
+        token = kv_shape(load_model(str(kb / "policy"))).bytes_per_token
+        return held / token - 2 * 3 * (PAGE - 1)
 
     mode = ("mode.max_turns=3", "mode.max_turn_tokens=8", "mode.max_observation_tokens=30")
     assert tokens(*mode, "mode.max_response_tokens=1000") == 2 * 3 * (8 + 30)
@@ -259,15 +257,18 @@ def test_turns_hold_their_observations_and_paths_end_at_their_limit(kb, tmp_path
 
 
 def test_what_runs_at_once_is_no_more_than_there_are_paths(reach, tmp_path):
-    """Twelve paths of up to 70 tokens, on shelves of 128."""
+    """Twelve paths of up to 70 tokens, on shelves of 128 as they are in 16 bits."""
     run = (
+        "model.autocast=true",
         "method={name: grpo, group_size: 4}",
         "mode={kind: segment, segment_length: 10, max_response_tokens: 70}",
         "train.prompts_per_step=3",
         "model.device=cpu",
     )
-    token = kv_shape(load_model(str(reach / "policy"))).bytes_per_token
+    token = kv_shape(load_model(str(reach / "policy"))).bytes_per_token // 2
     assert told(reach, tmp_path, *run).sampler == 12 * (128 + 70) * token
+    limited = told(reach, tmp_path, *run, "engine={kind: local, max_batch_gib: 1e-6}")
+    assert limited.sampler == int(1e-6 * GIB) + 12 * 70 * token
 
 
 def test_a_row_holds_a_whole_path_however_short_rows_are_to_be(reach, tmp_path):
@@ -315,7 +316,21 @@ def test_a_containers_limit_is_respected(tmp_path, limit, used, free):
     assert found == free if free is not None else found > 2**24
 
 
-def test_what_runs_at_once_is_bounded_however_long_the_contexts_get(make_model, tokenizer):
+@pytest.fixture
+def on_shelves(monkeypatch):
+    """Rows of running continuations are copies, as on a GPU."""
+    monkeypatch.setattr(
+        "graphpo_agent.engines.local.sampler.pages_fit", lambda device, dtype: False
+    )
+
+
+def held_by_shelves(policy):
+    return sum(shelf._rows.nbytes for shelf in policy._rows._shelves.values())
+
+
+def test_what_runs_at_once_is_bounded_however_long_the_contexts_get(
+    make_model, tokenizer, on_shelves
+):
     model = make_model(limit=1024)
     limit = 64 * 64 * kv_shape(model).bytes_per_token
     policy = LocalPolicy(model, tokenizer, limit)
@@ -324,12 +339,14 @@ def test_what_runs_at_once_is_bounded_however_long_the_contexts_get(make_model, 
         context = policy.open([5] * length)
         requests = [SampleRequest(context, seed, 12) for seed in range(80)]
         assert len(complete(policy, requests, SamplingParams())) == 80
-        held.append(sum(shelf._rows.nbytes for shelf in policy._shelves.values()))
+        held.append(held_by_shelves(policy))
     assert max(held) <= limit
     assert held[0] == limit, "and it is used"
 
 
-def test_continuations_of_many_lengths_hold_no_more_together_than_the_bound(make_model, tokenizer):
+def test_continuations_of_many_lengths_hold_no_more_together_than_the_bound(
+    make_model, tokenizer, on_shelves
+):
     model = make_model(limit=1024)
     limit = 40 * 64 * kv_shape(model).bytes_per_token
     policy = LocalPolicy(model, tokenizer, limit)
@@ -342,13 +359,13 @@ def test_continuations_of_many_lengths_hold_no_more_together_than_the_bound(make
             seed += 1
         for _ in range(3):
             policy.advance()
-            held.append(sum(shelf._rows.nbytes for shelf in policy._shelves.values()))
-    assert len(policy._shelves) == 3
+            held.append(held_by_shelves(policy))
+    assert len(policy._rows._shelves) == 3
     assert max(held) <= limit
     assert policy._columns > 0.8 * policy._max_columns, "and it is used"
 
 
-def test_one_continuation_runs_whatever_it_takes(make_model, tokenizer):
+def test_one_continuation_runs_whatever_it_takes(make_model, tokenizer, on_shelves):
     model = make_model(limit=1024)
     token = kv_shape(model).bytes_per_token
     policy = LocalPolicy(model, tokenizer, 64 * token)
@@ -356,5 +373,23 @@ def test_one_continuation_runs_whatever_it_takes(make_model, tokenizer):
     for length in (20, 400, 100):
         requests = [SampleRequest(policy.open([5] * length), seed, 3) for seed in range(2)]
         assert len(complete(policy, requests, SamplingParams())) == 2
-        held.append(sum(shelf._rows.nbytes for shelf in policy._shelves.values()))
+        held.append(held_by_shelves(policy))
     assert held == [64 * token, 512 * token, 128 * token]
+
+
+def test_rows_in_the_pool_take_what_they_draw_and_no_more_of_them_run_than_the_bound_allows(
+    make_model, tokenizer
+):
+    model = make_model(limit=1024).cpu()
+    token = kv_shape(model).bytes_per_token
+    policy = LocalPolicy(model, tokenizer, 10 * 12 * token)
+    context = policy.open([5] * 400)
+    for seed in range(25):
+        request = SampleRequest(context, seed, 12, min_new_tokens=12)
+        policy.submit(request, SamplingParams())
+    running = []
+    while len(running) < 40:
+        policy.advance()
+        running.append(len(policy._rows.members))
+    assert max(running) == 10, "the shared context is there once"
+    assert policy._pool._used == 400 + 25 * 12

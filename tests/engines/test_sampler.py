@@ -19,6 +19,22 @@ from tests.rollout.scripted import ByteTokenizer, bytes_of
 
 SAMPLING = SamplingParams()
 
+SAMPLER = "graphpo_agent.engines.local.sampler"
+SHELVES = "graphpo_agent.engines.local.shelves"
+
+
+def on_shelves(monkeypatch):
+    """Every policy made from now on keeps its rows on shelves, as on a GPU."""
+    monkeypatch.setattr(f"{SAMPLER}.pages_fit", lambda device, dtype: False)
+
+
+@pytest.fixture(params=["where they fit", "shelves"])
+def rows(request, monkeypatch):
+    """Both ways to keep the running continuations; on a GPU there is one."""
+    if request.param == "shelves":
+        on_shelves(monkeypatch)
+    return request.param
+
 
 def naive_logprobs(model, prefix, continuation, temperature=1.0):
     """[n, V] log-probabilities at each token of ``continuation``: one row, no cache."""
@@ -44,7 +60,7 @@ def requests_for(contexts, count, max_new_tokens=12, **options):
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
-def test_logprobs_equal_those_of_a_forward_pass_without_cache(family, make_model, tokenizer):
+def test_logprobs_equal_those_of_a_forward_pass_without_cache(family, make_model, tokenizer, rows):
     model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
     prompts = [[5, 9, 30], [7] * 20, list(range(3, 50))]
@@ -55,7 +71,7 @@ def test_logprobs_equal_those_of_a_forward_pass_without_cache(family, make_model
         check_completion(model, prompt, completion)
 
 
-def test_single_precision_agrees_with_the_forward_pass(make_model, tokenizer):
+def test_single_precision_agrees_with_the_forward_pass(make_model, tokenizer, rows):
     model = make_model().float()
     policy = LocalPolicy(model, tokenizer)
     requests = requests_for([policy.open([5, 9, 30])], 8)
@@ -136,7 +152,7 @@ def test_logits_of_minus_infinity_only_forbid_their_tokens():
     np.testing.assert_allclose(logprobs, [0.0, np.log(0.5)])
 
 
-def test_a_completion_does_not_depend_on_its_batch(make_model, tokenizer):
+def test_a_completion_does_not_depend_on_its_batch(make_model, tokenizer, rows):
     model = make_model()
     prompts = [[5, 9, 30], [7] * 40, list(range(3, 20))]
 
@@ -157,7 +173,9 @@ def test_a_completion_does_not_depend_on_its_batch(make_model, tokenizer):
             )
 
 
-def test_siblings_continue_from_a_shared_node_and_observations_are_context(make_model, tokenizer):
+def test_siblings_continue_from_a_shared_node_and_observations_are_context(
+    make_model, tokenizer, rows
+):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     prompt = [5, 9, 30]
@@ -171,7 +189,7 @@ def test_siblings_continue_from_a_shared_node_and_observations_are_context(make_
             check_completion(model, prefix, completion)
 
 
-def test_a_context_can_be_cut_wherever_its_last_token_was_sampled(make_model, tokenizer):
+def test_a_context_can_be_cut_wherever_its_last_token_was_sampled(make_model, tokenizer, rows):
     model = make_model("qwen2")
     policy = LocalPolicy(model, tokenizer)
     prompt = list(range(3, 20))
@@ -193,7 +211,7 @@ def test_a_context_can_be_cut_wherever_its_last_token_was_sampled(make_model, to
     check_completion(model, tokens[:20], completion)
 
 
-def test_every_prefix_token_is_computed_once(make_model, tokenizer):
+def test_every_prefix_token_is_computed_once(make_model, tokenizer, rows):
     policy = LocalPolicy(make_model(), tokenizer)
     prompt = policy.open(range(3, 40))
     assert policy.open(range(3, 40)) == prompt
@@ -207,7 +225,7 @@ def test_every_prefix_token_is_computed_once(make_model, tokenizer):
     assert policy.take_prefilled_tokens() == 12
 
 
-def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, tokenizer):
+def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, tokenizer, rows):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     stem = policy.open([5, 6, 7])
@@ -220,12 +238,14 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
         check_completion(model, path, completion)
 
 
-def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(make_model, tokenizer, monkeypatch):
-    monkeypatch.setattr("graphpo_agent.engines.local.sampler._PREFILL_TOKENS", 40)
+def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(
+    make_model, tokenizer, rows, monkeypatch
+):
+    monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 40)
     monkeypatch.setattr("graphpo_agent.engines.local.cached_pass._LONGEST_PIECE", 16)
     monkeypatch.setattr("graphpo_agent.engines.local.cache._FIRST_SLOTS", 32)
-    monkeypatch.setattr("graphpo_agent.engines.local.cache._FIRST_ROWS", 1)
-    monkeypatch.setattr("graphpo_agent.engines.local.cache._COPIED_AT_ONCE", 50)
+    monkeypatch.setattr(f"{SHELVES}._FIRST_ROWS", 1)
+    monkeypatch.setattr(f"{SHELVES}._COPIED_AT_ONCE", 50)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     prompts = [[3 + i] * (40 + 7 * i) for i in range(4)]
@@ -244,7 +264,8 @@ def forward_passes(model):
     return passes
 
 
-def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokenizer):
+def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokenizer, monkeypatch):
+    on_shelves(monkeypatch)
     model = make_model()
     # 64 columns are the shortest row; this is room for three of them.
     policy = LocalPolicy(model, tokenizer, 3 * 64 * kv_shape(model).bytes_per_token)
@@ -266,15 +287,16 @@ def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokeni
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_interleaving_gives_every_request_what_it_gets_alone(
-    make_model, tokenizer, seed, monkeypatch
+    make_model, tokenizer, rows, seed, monkeypatch
 ):
     """Prompts, observations, siblings and summaries arrive while others are being drawn."""
-    monkeypatch.setattr("graphpo_agent.engines.local.sampler._DRAWN_AT_ONCE", 3)
+    monkeypatch.setattr(f"{SAMPLER}._DRAWN_AT_ONCE", 3)
     monkeypatch.setattr("graphpo_agent.engines.local.cached_pass._MAX_GROUP", 70)
-    monkeypatch.setattr("graphpo_agent.engines.local.cache._COPIED_AT_ONCE", 50)
+    monkeypatch.setattr(f"{SHELVES}._COPIED_AT_ONCE", 50)
     model = make_model()
     rng = np.random.default_rng(seed)
-    room = int(rng.integers(3, 9)) * 128 * kv_shape(model).bytes_per_token
+    columns = 128 if rows == "shelves" else 20  # on pages only what is drawn counts
+    room = int(rng.integers(3, 9)) * columns * kv_shape(model).bytes_per_token
     policy = LocalPolicy(model, tokenizer, room)
     known = [
         (policy.open(prompt), prompt)
@@ -308,7 +330,7 @@ def test_any_interleaving_gives_every_request_what_it_gets_alone(
         assert completion.finish_reason == expected.finish_reason
 
 
-def test_release_drops_what_is_unfinished(make_model, tokenizer):
+def test_release_drops_what_is_unfinished(make_model, tokenizer, rows):
     model = make_model()
     before = model.config._attn_implementation
     policy = LocalPolicy(model, tokenizer)
@@ -386,7 +408,7 @@ def test_the_end_of_sequence_token_ends_and_is_kept(make_model, tokenizer):
     assert completion.finish_reason == "eos"
 
 
-def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer):
+def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer, rows):
     model = make_model(limit=16)
     policy = LocalPolicy(model, tokenizer)
     assert policy.max_context_tokens == 16
@@ -398,7 +420,7 @@ def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer):
     assert [c.finish_reason for c in full] == ["length", "length"]
 
 
-def test_rows_of_very_different_length_end_apart(make_model, tokenizer):
+def test_rows_of_very_different_length_end_apart(make_model, tokenizer, rows):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     context = policy.open([5, 9, 30])
@@ -413,7 +435,7 @@ def test_rows_of_very_different_length_end_apart(make_model, tokenizer):
         check_completion(model, [5, 9, 30, *before.token_ids], completion)
 
 
-def test_rows_that_end_with_their_first_token_leave_the_others_right(make_model, tokenizer):
+def test_rows_that_end_with_their_first_token_leave_the_others_right(make_model, tokenizer, rows):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     prompts = [[5, 9, 30], [7] * 20, [3, 4]]
@@ -446,7 +468,9 @@ def test_sampling_leaves_the_models_own_attention_in_place(make_model, tokenizer
     assert model.config._attn_implementation == before
 
 
-def test_passes_padded_for_recording_draw_the_same(make_model, tokenizer):
+def test_passes_padded_for_recording_draw_the_same(make_model, tokenizer, monkeypatch):
+    on_shelves(monkeypatch)
+
     def draw(padded):
         model = make_model(limit=400)
         policy = LocalPolicy(model, tokenizer)
@@ -495,7 +519,9 @@ class Replays(RecordedPasses):
         return _Recording(graph, own, hidden)
 
 
-def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenizer):
+def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenizer, monkeypatch):
+    on_shelves(monkeypatch)
+
     def draw(recorded):
         policy = LocalPolicy(make_model(), tokenizer)
         policy._recorded = Replays(policy._decode) if recorded else None
@@ -515,13 +541,17 @@ def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenize
     assert replayed == exact
     made = policy._recorded.made
     gc.collect()
-    held = {capacity: shelf.num_held for capacity, shelf in policy._shelves.items()}
+    held = {capacity: shelf.num_held for capacity, shelf in policy._rows._shelves.items()}
     assert len({num_held for _, num_held, _ in made}) > 1, "the shelf has moved"
     for capacity, num_held, graph in made:
         assert (graph() is not None) == (num_held == held[capacity])
 
 
-def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(make_model, tokenizer):
+def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(
+    make_model, tokenizer, monkeypatch
+):
+    on_shelves(monkeypatch)
+
     def draw(recorded):
         policy = LocalPolicy(make_model(), tokenizer)
         policy._recorded = Replays(policy._decode) if recorded else None
@@ -546,7 +576,10 @@ def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(make_model, to
     assert later == [0, 0, 0, 5, 0, 0] * 3
 
 
-def test_prefixes_do_not_wait_where_most_continuations_wait_for_them(make_model, tokenizer):
+def test_prefixes_do_not_wait_where_most_continuations_wait_for_them(
+    make_model, tokenizer, monkeypatch
+):
+    on_shelves(monkeypatch)
     policy = LocalPolicy(make_model(), tokenizer)
     policy._recorded = Replays(policy._decode)
     policy.submit(SampleRequest(policy.open([5, 9]), 0, 40, min_new_tokens=40), SAMPLING)

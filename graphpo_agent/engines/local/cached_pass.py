@@ -1,7 +1,6 @@
 """One forward pass of the sampler: a new token of every row, and the next tokens of some runs.
 
-All of them are one flat row for the model; only attention tells them apart. The running rows
-attend to their shelves, the runs to the pool.
+All of them are one flat row for the model; only attention tells them apart.
 
 Shapes: N tokens of the pass, M of them of runs, B pieces of a group, Q queries and T keys of a
 piece, H query heads, K key/value heads, D head dimension.
@@ -17,9 +16,10 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention, grouped_attention
-from graphpo_agent.engines.local.cache import KVPool, KVShape, Shelf
+from graphpo_agent.engines.local.cache import KVPool, KVShape
 from graphpo_agent.engines.local.contexts import Run
 from graphpo_agent.engines.local.model import computable
+from graphpo_agent.engines.local.running_rows import AttendingRows
 from graphpo_agent.errors import ModelError
 
 __all__ = ["CachedPass", "Piece", "kv_shape", "next_pieces"]
@@ -73,14 +73,14 @@ def next_pieces(runs: Sequence[Run], max_tokens: int) -> list[Piece]:
 class CachedPass:
     """What the attention layers need to know of one forward pass.
 
-    Example: three running rows on one shelf and a prompt of five tokens: N is 8, tokens 0 to 2
-    attend to their rows, tokens 3 to 7 to one another.
+    Example: three running rows and a prompt of five tokens: N is 8, tokens 0 to 2 attend to their
+    rows, tokens 3 to 7 to one another.
     """
 
-    def __init__(self, pool: KVPool, shelves: Sequence[Shelf], pieces: Sequence[Piece]) -> None:
-        """Args: the pool, the shelves that have looked, and the pieces in the order of N."""
+    def __init__(self, pool: KVPool, rows: AttendingRows, pieces: Sequence[Piece]) -> None:
+        """Args: the pool, the rows, which have looked, and the pieces in the order of N."""
         self._pool = pool
-        self._shelves = shelves
+        self._rows = rows
         self._groups = [_group(group, start, pool) for start, group in _groups(pieces)]
         own = [piece.run.slots[-len(piece.run.token_ids) :] for piece in pieces]
         slots = [slot[piece.start : piece.end] for slot, piece in zip(own, pieces, strict=True)]
@@ -101,15 +101,14 @@ class CachedPass:
         """
         layer, self._layer = self._layer, self._layer + 1
         queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
-        outputs, start = [], 0
-        for shelf in self._shelves:
-            part = slice(start, start + shelf.num_looking)
-            outputs.append(shelf.attend(layer, queries[part], keys[part], values[part], scaling))
-            start = part.stop
+        outputs, count = [], self._rows.num_looking
+        if count:
+            own = (queries[:count], keys[:count], values[:count])
+            outputs.append(self._rows.attend(layer, *own, scaling))
         if self._new_slots is not None:
-            self._pool.write(layer, self._new_slots, keys[start:], values[start:])
+            self._pool.write(layer, self._new_slots, keys[count:], values[count:])
             outputs += [
-                _attend(self._pool, layer, queries[start:], group, scaling)
+                _attend(self._pool, layer, queries[count:], group, scaling)
                 for group in self._groups
             ]
         return torch.cat(outputs)[None]

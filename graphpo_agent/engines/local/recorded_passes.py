@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graphpo_agent.engines.local.cache import Shelf
+from graphpo_agent.engines.local.shelves import Shelf
 from graphpo_agent.errors import first_line
 from graphpo_agent.graph.arrays import IntArray
 

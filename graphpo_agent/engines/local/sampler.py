@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from graphpo_agent.engines.local.arrays import ranges, to_device
+from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
-from graphpo_agent.engines.local.cache import KVPool, Shelf, shelf_capacity
+from graphpo_agent.engines.local.cache import KVPool, KVShape
 from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape, next_pieces
 from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, draw
 from graphpo_agent.engines.local.model import context_limit, output_head
+from graphpo_agent.engines.local.paged_rows import PagedRows, pages_fit
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.rounded_weights import RoundedWeights
+from graphpo_agent.engines.local.running_rows import RunningRows
+from graphpo_agent.engines.local.shelves import Shelf, Shelves
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.protocols import Tokenizer
@@ -96,7 +99,7 @@ class LocalPolicy:
         self._stops = StopFinder(tokenizer, self._head.weight.shape[0])
         self._contexts = ContextTree()
         self._pool = KVPool(self._shape)
-        self._shelves: dict[int, Shelf] = {}
+        self._rows = _rows(self._shape, self._pool, self._max_columns)
         # Four dimensions tell transformers not to make or look for a mask of its own.
         self._no_mask = torch.empty((1, 1, 0, 0), device=model.device)
         self._attention = ExitStack()
@@ -177,11 +180,7 @@ class LocalPolicy:
             self._recorded.clear()
         self._contexts.clear()
         self._pool.clear()
-        for shelf in self._shelves.values():
-            shelf.drop(np.ones(len(shelf.members), np.bool_))
-        if self._shape.device.type != "cpu":  # where the update needs the memory
-            self._pool = KVPool(self._shape)
-            self._shelves = {}
+        self._rows.clear()
         self._reset()
 
     def _reset(self) -> None:
@@ -211,7 +210,7 @@ class LocalPolicy:
     def _admit(self) -> None:
         """Give places to waiting continuations, first come, first served."""
         while self._waiting:
-            columns = _capacity(self._waiting[0])
+            columns = self._columns_of(self._waiting[0])
             if self._columns and self._columns + columns > self._max_columns:
                 break
             self._columns += columns
@@ -230,20 +229,18 @@ class LocalPolicy:
         Returns:
             [R] places of the continuations that have a row, and their [R, d] hidden states.
         """
-        shelves = [shelf for shelf in self._shelves.values() if len(shelf.members)]
+        rows = self._rows
         pieces = next_pieces(self._runs, _PREFILL_TOKENS)
-        for shelf in shelves:
-            shelf.begin()
-        running = np.concatenate([np.empty(0, np.int64), *(shelf.members for shelf in shelves)])
+        rows.begin()
+        running = rows.members
         if self._recorded and self._recorded.come_first(len(running), len(self._starting)):
             pieces = []
         if not len(running) and not pieces:
             return running, self._head.weight[:0]
-        if self._recorded is not None and not pieces:
-            last = [self._running.last[shelf.members] for shelf in shelves]
-            return running, torch.cat(list(map(self._recorded.hidden, shelves, last)))
-        for shelf in shelves:
-            shelf.look(self._tensor(shelf.lengths - 1), int(shelf.lengths.max()))
+        if self._recorded is not None and isinstance(rows, Shelves) and not pieces:
+            last = [self._running.last[shelf.members] for shelf in rows.in_use]
+            return running, torch.cat(list(map(self._recorded.hidden, rows.in_use, last)))
+        rows.look()
         tokens = [piece.run.token_ids[piece.start : piece.end] for piece in pieces]
         positions = [
             np.arange(piece.num_keys - len(own), piece.num_keys)
@@ -251,8 +248,8 @@ class LocalPolicy:
         ]
         hidden = self._hidden(
             self._tensor(np.concatenate([self._running.last[running], *tokens])),
-            self._tensor(np.concatenate([*(shelf.lengths - 1 for shelf in shelves), *positions])),
-            CachedPass(self._pool, shelves, pieces),
+            self._tensor(np.concatenate([rows.lengths - 1, *positions])),
+            CachedPass(self._pool, rows, pieces),
         )
         self._settle(pieces, hidden[len(running) :])
         return running, hidden[: len(running)]
@@ -261,7 +258,7 @@ class LocalPolicy:
         """A pass over one shelf: [P, d] hidden states of [2, P] tokens and columns."""
         tokens, last = inputs
         shelf.look(last, num_columns)
-        return self._hidden(tokens, last, CachedPass(self._pool, [shelf], []))
+        return self._hidden(tokens, last, CachedPass(self._pool, shelf, []))
 
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, cached_pass: CachedPass) -> Tensor:
         """[N, d] of N tokens and their places in their contexts."""
@@ -311,28 +308,12 @@ class LocalPolicy:
             one for one, state in zip(self._starting, hidden, strict=True) if state is None
         ]
         places = np.array([self._running.add(one) for one, _ in ready])
-        capacities = np.array([_capacity(one) for one, _ in ready])
-        for capacity in np.unique(capacities).tolist():
-            members = np.flatnonzero(capacities == capacity)
-            prefixes = [self._slots(ready[i][0].node) for i in members]
-            shelf = self._shelf_with_room(capacity, len(members))
-            shelf.add(places[members], prefixes, self._pool)
+        columns = np.array([self._columns_of(one) for one, _ in ready])
+        self._rows.add(places, [self._slots(one.node) for one, _ in ready], columns)
         return places, torch.stack([state for _, state in ready])
 
-    def _shelf_with_room(self, capacity: int, num_rows: int) -> Shelf:
-        """A shelf to add rows to; where memory is short, the others give back what is unused."""
-        if capacity not in self._shelves:
-            self._shelves[capacity] = Shelf(self._shape, capacity)
-        shelf = self._shelves[capacity]
-        if not shelf.has_room(num_rows):
-            others = [other for other in self._shelves.values() if other is not shelf]
-            needed = (len(shelf.members) + num_rows) * capacity
-            if needed + sum(other.num_columns for other in others) > self._max_columns:
-                for other in others:
-                    other.trim()
-            left = self._max_columns - sum(other.num_columns for other in others)
-            shelf.make_room(num_rows, left // capacity)
-        return shelf
+    def _columns_of(self, one: Continuation) -> int:
+        return self._rows.columns(one.num_tokens, one.max_new_tokens)
 
     # After the pass: one token more for each
 
@@ -358,24 +339,13 @@ class LocalPolicy:
             self._finish()
 
     def _finish(self) -> None:
-        """Move what the ended continuations have computed to the pool and free their rows."""
-        for capacity, shelf in self._shelves.items():
-            ended = self._running.ended[shelf.members]
-            rows = np.flatnonzero(ended)
-            if not len(rows):
-                continue
-            drawn = [self._running.take(place) for place in shelf.members[rows].tolist()]
-            starts = np.array([one.continuation.num_tokens for one in drawn])
-            lengths = shelf.lengths[rows] - starts
-            slots = self._pool.allocate(int(lengths.sum()))
-            columns = np.repeat(starts, lengths) + ranges(lengths)
-            shelf.save(np.repeat(rows, lengths), columns, slots, self._pool)
-            shelf.drop(ended)
-            self._columns -= capacity * len(rows)
-            ends = np.cumsum(lengths).tolist()
-            for one, start, end in zip(drawn, [0, *ends], ends, strict=False):
-                completion = self._completion(one, slots[start:end])
-                self._ended.append((one.continuation.ticket, completion))
+        """Free the rows of the ended continuations; what they have computed stays in the pool."""
+        members = self._rows.members
+        ended = self._running.ended[members]
+        for place, own in zip(members[ended].tolist(), self._rows.end(ended), strict=True):
+            drawn = self._running.take(place)
+            self._columns -= self._columns_of(drawn.continuation)
+            self._ended.append((drawn.continuation.ticket, self._completion(drawn, own)))
 
     def _completion(self, drawn: Drawn, own: IntArray) -> Completion:
         tokens = drawn.token_ids
@@ -391,6 +361,7 @@ class LocalPolicy:
         return to_device(array, self._shape.device)
 
 
-def _capacity(one: Continuation) -> int:
-    """Columns of the shelf that a continuation fits on; its last token needs none."""
-    return shelf_capacity(one.num_tokens + one.max_new_tokens - 1)
+def _rows(shape: KVShape, pool: KVPool, max_columns: int) -> RunningRows:
+    if pages_fit(shape.device, shape.dtype):
+        return PagedRows(pool)
+    return Shelves(shape, pool, max_columns)

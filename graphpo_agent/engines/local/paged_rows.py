@@ -1,0 +1,117 @@
+"""Rows whose keys and values stay in the pool: nothing is copied, siblings read one prefix.
+
+Shapes: R rows in use, C columns there is room for, K key/value heads, D head dimension.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graphpo_agent.engines.local.cache import KVPool
+from graphpo_agent.engines.local.path_attention import path_attention
+from graphpo_agent.graph.arrays import BoolArray, IntArray
+
+__all__ = ["PAGE", "PagedRows", "pages_fit"]
+
+PAGE = 4
+"""Slots that a row takes at once: its tokens lie side by side, and few are left unused."""
+
+
+def pages_fit(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention can read keys and values where they lie: on a CPU, not in 16 bits."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.float64)
+
+
+class PagedRows:
+    """Rows of pool slots (``RunningRows``).
+
+    Example: a prefix at slots 0 to 2, two rows, after their first pass::
+
+        slots   = [[0, 1, 2, 3], [0, 1, 2, 7]]
+        lengths = [4, 4]
+
+    Attributes:
+        members: [R].
+        lengths: [R].
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        """Args: where the keys and values are."""
+        self._pool = pool
+        self.clear()
+
+    def clear(self) -> None:
+        """Give up all rows."""
+        self.members: IntArray = np.empty(0, np.int64)
+        self.lengths: IntArray = np.empty(0, np.int64)
+        self._starts: IntArray = np.empty(0, np.int64)
+        self._slots: NDArray[np.int32] = np.zeros((0, PAGE), np.int32)
+        self._new = torch.empty(0)
+
+    def columns(self, num_tokens: int, max_new_tokens: int) -> int:
+        """Whole pages for what may follow; the context is there already."""
+        return -(-max_new_tokens // PAGE) * PAGE
+
+    def add(self, members: IntArray, prefixes: Sequence[IntArray], columns: IntArray) -> None:
+        """One row more for each member."""
+        first, lengths = len(self.members), np.array([len(prefix) for prefix in prefixes])
+        self.members = np.concatenate([self.members, members])
+        self.lengths = np.concatenate([self.lengths, lengths])
+        self._starts = np.concatenate([self._starts, lengths])
+        self._make_room(len(self.members), int((lengths + columns).max()))
+        for row, prefix in zip(self._slots[first:], prefixes, strict=False):
+            row[: len(prefix)] = prefix
+
+    def begin(self) -> None:
+        """A slot for one token more of every row."""
+        full = np.flatnonzero((self.lengths - self._starts) % PAGE == 0)
+        if len(full):
+            fresh = self._pool.allocate(len(full) * PAGE).reshape(-1, PAGE)
+            self._slots[full[:, None], self.lengths[full, None] + np.arange(PAGE)] = fresh
+        self.lengths = self.lengths + 1
+
+    def look(self) -> None:
+        """Where the new tokens go."""
+        new = self._slots[np.arange(len(self.members)), self.lengths - 1]
+        self._new = torch.from_numpy(new.astype(np.int64))
+
+    @property
+    def num_looking(self) -> int:
+        """R."""
+        return len(self.members)
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+    ) -> Tensor:
+        """[R, H, D] attention of every row's new token to its path."""
+        self._pool.write(layer, self._new, keys, values)
+        all_keys, all_values = self._pool.layer(layer)
+        return path_attention(queries, all_keys, all_values, self._slots, self.lengths, scaling)
+
+    def end(self, ended: BoolArray) -> list[IntArray]:
+        """Give up rows; those behind them move up, so that siblings stay side by side."""
+        own = [
+            self._slots[row, self._starts[row] : self.lengths[row]].astype(np.int64)
+            for row in np.flatnonzero(ended).tolist()
+        ]
+        kept = np.flatnonzero(~ended)
+        self._slots[: len(kept)] = self._slots[kept]
+        self.members, self.lengths = self.members[kept], self.lengths[kept]
+        self._starts = self._starts[kept]
+        return own
+
+    def _make_room(self, num_rows: int, num_columns: int) -> None:
+        """Room for so many rows and columns, and for twice as many as before where it is short."""
+        held = self._slots.shape
+        if num_rows <= held[0] and num_columns <= held[1]:
+            return
+        shape = [
+            size if needed <= size else max(needed, 2 * size)
+            for needed, size in zip((num_rows, num_columns), held, strict=True)
+        ]
+        larger = np.zeros(shape, np.int32)
+        larger[: held[0], : held[1]] = self._slots
+        self._slots = larger

@@ -1,0 +1,148 @@
+"""Attention of single queries to the paths they end, read where they lie, on a CPU.
+
+Paths that share a prefix read the same keys and values, which the processor's caches then hold:
+siblings computed one after another cost little more than what they do not share.
+
+Shapes: R rows, H query heads, K key/value heads (H = G K), D head dimension, S slots, C slots of
+the longest path there is room for, T tokens of the longest path.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graphpo_agent.graph.arrays import IntArray
+
+__all__ = ["path_attention"]
+
+_SCORES_AT_ONCE = 2**18
+"""Scores of the rows computed together; they stay in a core's cache."""
+_PRODUCTS_OF_A_THREAD = 2**18
+"""Fewer are done before a thread has begun with them."""
+
+
+def path_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: NDArray[np.int32],
+    lengths: IntArray,
+    scaling: float,
+) -> Tensor:
+    """[R, H, D] softmax attention of every row's query to its path.
+
+    Args:
+        queries: [R, H, D] float32 or float64.
+        keys: [S, K, D] of all tokens.
+        values: [S, K, D].
+        slots: [R, C] where each path's tokens lie, in its first columns.
+        lengths: [R] tokens of each path.
+        scaling: factor on the dot products.
+    """
+    _, num_heads, dim = queries.shape
+    scaled = (queries * scaling).contiguous().numpy()
+    out = torch.empty(queries.shape, dtype=queries.dtype)
+    count = max(1, _SCORES_AT_ONCE // (num_heads * int(lengths.max())))
+    for start in range(0, len(queries), count):
+        part = slice(start, start + count)
+        paths, own = slots[part], lengths[part]
+        scores = torch.empty((len(own), num_heads, int(own.max())), dtype=queries.dtype)
+        size = num_heads * dim * int(own.sum())
+        _over_rows(_dot_products, size, scores.numpy(), scaled[part], keys.numpy(), paths, own)
+        weights = scores.softmax(-1).numpy()
+        _over_rows(_weighted_sums, size, out.numpy()[part], weights, values.numpy(), paths, own)
+    return out
+
+
+def _over_rows(
+    kernel: Callable[..., None],
+    num_products: int,
+    out: NDArray[Any],
+    rows: NDArray[Any],
+    tokens: NDArray[Any],
+    slots: NDArray[np.int32],
+    lengths: IntArray,
+) -> None:
+    """Run a kernel on all rows, a part of them in each of torch's threads if it is worth it."""
+    num_threads = min(torch.get_num_threads(), len(rows), num_products // _PRODUCTS_OF_A_THREAD)
+    if num_threads < 2:
+        kernel(out, rows, tokens, slots, lengths)
+        return
+    bounds = np.linspace(0, len(rows), num_threads + 1).astype(int)
+    parts = [slice(start, end) for start, end in pairwise(bounds)]
+    threads = _threads(num_threads)
+    work = [threads.submit(kernel, out[p], rows[p], tokens, slots[p], lengths[p]) for p in parts]
+    for one in work:
+        one.result()
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "path-attention")
+
+
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """A kernel, compiled at its first call and kept on disk where there is a place for it."""
+    options: dict[str, Any] = {
+        "nogil": True,
+        "error_model": "numpy",
+        "fastmath": {"reassoc", "contract", "nsz"},  # sums in any order; NaN stays NaN
+    }
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # neither beside the source nor at home can anything be written
+        return numba.njit(**options)(function)
+
+
+@_compiled
+def _dot_products(
+    scores: NDArray[Any],
+    queries: NDArray[Any],
+    keys: NDArray[Any],
+    slots: NDArray[np.int32],
+    lengths: IntArray,
+) -> None:
+    """Write [R, H, T] dot products; -inf behind the end of a path."""
+    num_rows, num_heads, dim = queries.shape
+    num_groups = num_heads // keys.shape[1]
+    for row in range(num_rows):
+        length = lengths[row]
+        for head in range(num_heads):
+            query = queries[row, head]
+            for column in range(length):
+                key = keys[slots[row, column], head // num_groups]
+                total = queries.dtype.type(0.0)
+                for i in range(dim):
+                    total += query[i] * key[i]
+                scores[row, head, column] = total
+            scores[row, head, length:] = -np.inf
+
+
+@_compiled
+def _weighted_sums(
+    out: NDArray[Any],
+    weights: NDArray[Any],
+    values: NDArray[Any],
+    slots: NDArray[np.int32],
+    lengths: IntArray,
+) -> None:
+    """Write [R, H, D] sums of the values, weighted with [R, H, T]."""
+    num_rows, num_heads, dim = out.shape
+    num_groups = num_heads // values.shape[1]
+    for row in range(num_rows):
+        for head in range(num_heads):
+            total = out[row, head]
+            total[:] = 0.0
+            for column in range(lengths[row]):
+                value = values[slots[row, column], head // num_groups]
+                weight = weights[row, head, column]
+                for i in range(dim):
+                    total[i] += weight * value[i]

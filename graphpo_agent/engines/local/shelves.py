@@ -1,0 +1,297 @@
+"""Rows of keys and values that are contiguous, so that attention reads them without gathering.
+
+Shapes: L layers, K key/value heads, D head dimension, H query heads, M tokens, R rows of a shelf,
+C columns of a shelf, T columns in use.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graphpo_agent.engines.local.arrays import ranges, to_device
+from graphpo_agent.engines.local.attention import folded_attention
+from graphpo_agent.engines.local.cache import KVPool, KVShape
+from graphpo_agent.graph.arrays import BoolArray, IntArray
+
+__all__ = ["Shelf", "Shelves", "shelf_capacity"]
+
+_FIRST_ROWS = 16
+_FIRST_CAPACITY = 64
+"""Columns of the shortest shelf; every further one is twice as long."""
+_COPIED_AT_ONCE = 2**11
+"""Tokens copied between pool and shelf in one go; what is between them stays in the caches."""
+
+
+def shelf_capacity(num_tokens: int) -> int:
+    """Columns of the shortest shelf for so many tokens."""
+    capacity = _FIRST_CAPACITY
+    while capacity < num_tokens:
+        capacity *= 2
+    return capacity
+
+
+class Shelves:
+    """Rows on shelves of all lengths (``RunningRows``).
+
+    Shelves that stand empty give their memory to those that grow.
+    """
+
+    def __init__(self, shape: KVShape, pool: KVPool, max_columns: int) -> None:
+        """Set up.
+
+        Args:
+            shape: what a token is made of.
+            pool: where prefixes come from, and where what has been drawn goes.
+            max_columns: tokens for which all shelves together hold memory, as long as one shelf
+                does not need more by itself.
+        """
+        self._shape = shape
+        self._pool = pool
+        self._max_columns = max_columns
+        self._shelves: dict[int, Shelf] = {}
+
+    @property
+    def in_use(self) -> list["Shelf"]:
+        """Those that hold rows, in the order of a pass."""
+        return [shelf for shelf in self._shelves.values() if len(shelf.members)]
+
+    @property
+    def members(self) -> IntArray:
+        """[R] which continuation each row belongs to."""
+        return np.concatenate([np.empty(0, np.int64), *(s.members for s in self.in_use)])
+
+    @property
+    def lengths(self) -> IntArray:
+        """[R] tokens of each row."""
+        return np.concatenate([np.empty(0, np.int64), *(s.lengths for s in self.in_use)])
+
+    @property
+    def num_looking(self) -> int:
+        """R."""
+        return sum(shelf.num_looking for shelf in self.in_use)
+
+    def columns(self, num_tokens: int, max_new_tokens: int) -> int:
+        """Those of the shortest shelf that fits; the last token needs none."""
+        return shelf_capacity(num_tokens + max_new_tokens - 1)
+
+    def add(self, members: IntArray, prefixes: Sequence[IntArray], columns: IntArray) -> None:
+        """One row more for each member, on the shelf of its columns."""
+        for capacity in np.unique(columns).tolist():
+            chosen = np.flatnonzero(columns == capacity)
+            shelf = self._with_room(capacity, len(chosen))
+            shelf.add(members[chosen], [prefixes[i] for i in chosen], self._pool)
+
+    def begin(self) -> None:
+        """One token more in every row."""
+        for shelf in self.in_use:
+            shelf.lengths += 1
+
+    def look(self) -> None:
+        """Prepare for the attention layers of a pass over all rows."""
+        for shelf in self.in_use:
+            shelf.look(to_device(shelf.lengths - 1, shelf.device), int(shelf.lengths.max()))
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+    ) -> Tensor:
+        """[R, H, D] attention of every row's new token to its row."""
+        sizes = [shelf.num_looking for shelf in self.in_use]
+        parts = zip(*(x.split(sizes) for x in (queries, keys, values)), strict=True)
+        return torch.cat(
+            [
+                shelf.attend(layer, *part, scaling)
+                for shelf, part in zip(self.in_use, parts, strict=True)
+            ]
+        )
+
+    def end(self, ended: BoolArray) -> list[IntArray]:
+        """Move what the rows have computed behind their prefixes to the pool, and give them up."""
+        own: list[IntArray] = []
+        start = 0
+        for shelf in self.in_use:
+            part = ended[start : start + len(shelf.members)]
+            start += len(part)
+            if part.any():
+                own += shelf.save(np.flatnonzero(part), self._pool)
+                shelf.drop(part)
+        return own
+
+    def clear(self) -> None:
+        """Give up all rows; on a GPU their memory too, which the update needs."""
+        for shelf in self.in_use:
+            shelf.drop(np.ones(len(shelf.members), np.bool_))
+        if self._shape.device.type != "cpu":
+            self._shelves = {}
+
+    def _with_room(self, capacity: int, num_rows: int) -> "Shelf":
+        """A shelf to add rows to; where memory is short, the others give back what is unused."""
+        if capacity not in self._shelves:
+            self._shelves[capacity] = Shelf(self._shape, capacity)
+        shelf = self._shelves[capacity]
+        if not shelf.has_room(num_rows):
+            others = [other for other in self._shelves.values() if other is not shelf]
+            needed = (len(shelf.members) + num_rows) * capacity
+            if needed + sum(other.num_columns for other in others) > self._max_columns:
+                for other in others:
+                    other.trim()
+            left = self._max_columns - sum(other.num_columns for other in others)
+            shelf.make_room(num_rows, left // capacity)
+        return shelf
+
+
+class Shelf:
+    """Continuations of similar length, each a row [K, C, D] per layer that it fills in place.
+
+    The rows in use are the first ones, without holes, so that all of them are one batch.
+
+    Attributes:
+        capacity: C.
+        members: [rows in use] which continuation each row belongs to.
+        lengths: [rows in use] tokens whose keys and values each row holds.
+    """
+
+    def __init__(self, shape: KVShape, capacity: int) -> None:
+        """Args: what a token is made of, and C."""
+        self.capacity = capacity
+        self.members: IntArray = np.empty(0, np.int64)
+        self.lengths: IntArray = np.empty(0, np.int64)
+        self._starts: IntArray = np.empty(0, np.int64)
+        self._rows = torch.zeros(
+            (2 * shape.num_layers, 0, shape.num_heads, capacity, shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+        self._seen, self._unseen = self._rows.new_zeros(()), self._rows.new_full((), -torch.inf)
+        self._places = (torch.empty(0), torch.empty(0))
+        self._mask = torch.empty(0)
+
+    def add(self, members: IntArray, prefixes: Sequence[IntArray], pool: KVPool) -> None:
+        """One row more for each member, holding the tokens at its prefix's pool slots.
+
+        There must be room for them.
+        """
+        first, lengths = len(self.members), np.array([len(prefix) for prefix in prefixes])
+        self.members = np.concatenate([self.members, members])
+        self.lengths = np.concatenate([self.lengths, lengths])
+        self._starts = np.concatenate([self._starts, lengths])
+        longest = int(lengths.max())
+        slots = np.zeros((len(prefixes), longest), np.int64)
+        for row, prefix in zip(slots, prefixes, strict=True):
+            row[: len(prefix)] = prefix
+        count = max(1, _COPIED_AT_ONCE // longest)
+        for start in range(0, len(slots), count):
+            part = to_device(slots[start : start + count], self.device)
+            tokens = pool.load(part.flatten()).unflatten(0, part.shape)
+            rows = slice(first + start, first + start + len(part))
+            self._rows[:, rows, :, :longest] = tokens.permute(2, 0, 3, 1, 4)
+
+    def save(self, rows: IntArray, pool: KVPool) -> list[IntArray]:
+        """Write the tokens behind the prefixes of some rows to the pool; their slots, by row."""
+        starts = self._starts[rows]
+        counts = self.lengths[rows] - starts
+        slots = pool.allocate(int(counts.sum()))
+        columns = np.repeat(starts, counts) + ranges(counts)
+        self._copy(np.repeat(rows, counts), columns, slots, pool)
+        return np.split(slots, np.cumsum(counts)[:-1])
+
+    def _copy(self, rows: IntArray, columns: IntArray, slots: IntArray, pool: KVPool) -> None:
+        """Write the tokens at [M] (row, column) to [M] pool slots."""
+        num_parts, held, num_heads, capacity, dim = self._rows.shape
+        heads = np.arange(num_parts)[:, None] * held * num_heads + np.arange(num_heads)
+        for start in range(0, len(rows), _COPIED_AT_ONCE):
+            part = slice(start, start + _COPIED_AT_ONCE)
+            starts = ((rows[part] * num_heads)[:, None, None] + heads) * capacity  # of rows [C, D]
+            index = to_device(starts + columns[part, None, None], self.device)
+            tokens = self._rows.view(-1, dim).index_select(0, index.flatten())
+            pool.store(to_device(slots[part], self.device), tokens.view(*index.shape, dim))
+
+    def drop(self, ended: BoolArray) -> None:
+        """Give up rows; the last ones move into their places. ``ended`` is [rows in use]."""
+        num_kept = int((~ended).sum())
+        holes = np.flatnonzero(ended[:num_kept])
+        movers = num_kept + np.flatnonzero(~ended[num_kept:])
+        for target, source in zip(holes.tolist(), movers.tolist(), strict=True):
+            used = slice(int(self.lengths[source]))
+            self._rows[:, target, :, used] = self._rows[:, source, :, used]
+        self.members[holes], self.lengths[holes] = self.members[movers], self.lengths[movers]
+        self._starts[holes] = self._starts[movers]
+        self.members, self.lengths = self.members[:num_kept], self.lengths[:num_kept]
+        self._starts = self._starts[:num_kept]
+
+    @property
+    def num_held(self) -> int:
+        """Rows for which memory is held, in use or not."""
+        return self._rows.shape[1]
+
+    @property
+    def num_columns(self) -> int:
+        """Tokens for which memory is held, in use or not."""
+        return self.num_held * self.capacity
+
+    @property
+    def address(self) -> int:
+        """Where in memory the rows are; they move when more are held, or fewer."""
+        return self._rows.data_ptr()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self._rows.device
+
+    def has_room(self, num_rows: int) -> bool:
+        """Whether so many rows more take no memory."""
+        return len(self.members) + num_rows <= self.num_held
+
+    def make_room(self, num_rows: int, most_rows: int) -> None:
+        """Hold memory for ``num_rows`` rows more.
+
+        As long as no more than ``most_rows`` are held, it is at least twice as much as before.
+        """
+        held = self.num_held
+        shape = list(self._rows.shape)
+        ahead = min(most_rows, max(_FIRST_ROWS, 2 * held))
+        shape[1] = max(len(self.members) + num_rows, ahead)
+        larger = self._rows.new_zeros(shape)
+        larger[:, :held] = self._rows
+        self._rows = larger
+
+    def trim(self) -> None:
+        """Give back the memory of rows that are not in use."""
+        used = len(self.members)
+        if used < self.num_held:
+            self._rows = self._rows[:, :used].clone()
+
+    def look(self, last: Tensor, num_columns: int) -> None:
+        """Where the new tokens of a pass go, and what they see.
+
+        Args:
+            last: [R] the column of each row's new token, for the first rows that are held.
+            num_columns: T, beyond all of them.
+        """
+        columns = torch.arange(num_columns, device=last.device)
+        mask = torch.where(columns > last[:, None], self._unseen, self._seen)
+        self._places = (torch.arange(len(last), device=last.device), last)
+        self._mask = mask[:, None, None]
+
+    @property
+    def num_looking(self) -> int:
+        """R: rows of the pass, those not in use included."""
+        return len(self._places[1])
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+    ) -> Tensor:
+        """[R, H, D] attention of every row's new token to its row."""
+        (rows, last), num_columns = self._places, self._mask.shape[-1]
+        all_keys, all_values = self._rows[2 * layer], self._rows[2 * layer + 1]
+        all_keys[rows, :, last] = keys
+        all_values[rows, :, last] = values
+        return folded_attention(
+            queries[:, :, None],
+            all_keys[: len(rows), :, :num_columns],
+            all_values[: len(rows), :, :num_columns],
+            self._mask,
+            scaling,
+        )[:, :, 0]
