@@ -97,12 +97,13 @@ class Shelves:
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
     ) -> Tensor:
         """[R, H, D] attention of every row's new token to its row."""
-        sizes = [shelf.num_looking for shelf in self.in_use]
-        parts = zip(*(x.split(sizes) for x in (queries, keys, values)), strict=True)
+        shelves = self.in_use
+        sizes = [shelf.num_looking for shelf in shelves]
+        parts = (x.split(sizes) for x in (queries, keys, values))
         return torch.cat(
             [
-                shelf.attend(layer, *part, scaling)
-                for shelf, part in zip(self.in_use, parts, strict=True)
+                shelf.attend(layer, own_queries, own_keys, own_values, scaling)
+                for shelf, own_queries, own_keys, own_values in zip(shelves, *parts, strict=True)
             ]
         )
 
