@@ -1,12 +1,15 @@
 """What the engine's benchmark compares is the same training, in every layout."""
 
+import importlib
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.engine_parts import sampling
+from benchmarks.engine_parts import rows_attention, sampling, step
 from benchmarks.engine_parts.machine import slope
-from benchmarks.engine_parts.models import SIZES, make_model, save_model
+from benchmarks.engine_parts.models import SIZES, make_model, questions, save_model
 from benchmarks.engine_parts.profile import category
 from benchmarks.engine_parts.rows import edge_rows, path_rows, train_on_rows
 from benchmarks.engine_parts.update import (
@@ -100,6 +103,24 @@ def test_a_small_comparison_runs(monkeypatch):
     assert row["gradient error"] < 1e-4
     assert set(row["seconds"]) == {"packed", "paths", "paths, all logits", "edges"}
     assert 0 < row["index share"] < 1
+
+
+def test_rows_of_both_kinds_grow_the_same_layers():
+    row = rows_attention.measure(rows_attention.Case("0.2M", (2, 3), 4, 2), repeats=1)
+    assert row["rows"] == 2 * 2 * 3
+    assert row["path"] == rows_attention.PROMPT + 2 * 4
+    assert row["pool"] > 0 and row["shelves"] > 0
+
+
+def test_this_project_trains_on_the_task_that_all_engines_get(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(step.PEERS))
+    peer = importlib.import_module("graphpo_step")
+    monkeypatch.setattr(step, "questions", lambda count, numbers: questions(8, numbers))
+    step.lay_down(step.Case("0.2M", 0, steps=2, repeats=1), tmp_path / "task")
+    task = json.loads((tmp_path / "task" / "task.json").read_text())
+    task |= {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 5}
+    result = peer.run(task, tmp_path / "task", steps=2)
+    assert len(result["seconds"]) == 2 and result["mean_length"] == 5
 
 
 def test_no_token_of_a_ruled_out_kind_can_be_drawn():
