@@ -25,6 +25,7 @@ from graphpo_agent.config_methods import (
     TreeRLMethod,
 )
 from graphpo_agent.config_state import SummaryState
+from graphpo_agent.engines.local.cache import PAGE, pages_fit
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
@@ -35,7 +36,6 @@ from graphpo_agent.engines.local.memory import (
     token_bytes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
-from graphpo_agent.engines.local.paged_rows import PAGE, pages_fit
 from graphpo_agent.engines.local.pieces import block_length
 from graphpo_agent.engines.local.shelves import shelf_capacity
 from graphpo_agent.graph.budget import branching_at
@@ -97,8 +97,7 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
         paged, prompts = pages_fit(device, dtype), config.train.prompts_per_step
         columns = 0 if paged else prompts * _columns_at_once(config)
         held = min(gib(config.engine.max_batch_gib), columns * token_bytes(sizes, compute))
-        unused = (PAGE - 1) * _most_edges(config)[0] if paged else 0
-        kept = prompts * (_graph_tokens(config) + unused)
+        kept = prompts * _graph_tokens(config, unused=PAGE - 1 if paged else 0)
     else:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
@@ -131,12 +130,18 @@ def _columns_at_once(config: RunConfig) -> int:
     return paths * shelf_capacity(config.mode.max_response_tokens)
 
 
-def _graph_tokens(config: RunConfig) -> int:
-    """The most tokens that one graph can have, its prompt left out: every edge at its limit."""
+def _graph_tokens(config: RunConfig, unused: int) -> int:
+    """The most tokens that one graph can have, its prompt left out: every edge at its limit.
+
+    Args:
+        config: the run.
+        unused: tokens for which a sampled text leaves room at its end.
+    """
     edges, paths = _most_edges(config)
     tokens = min(edges * sum(_edge_tokens(config)), paths * config.mode.max_response_tokens)
+    tokens += edges * unused
     if isinstance(config.state, SummaryState) and isinstance(config.method, GraphPOMethod):
-        tokens += edges * config.state.max_summary_tokens
+        tokens += edges * (config.state.max_summary_tokens + unused)
     return tokens
 
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local import flat_attention
-from graphpo_agent.engines.local.cache import KVPool
+from graphpo_agent.engines.local.cache import PAGE, KVPool
 from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
@@ -25,7 +25,6 @@ from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
-from graphpo_agent.engines.local.paged_rows import PAGE
 from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.stretch_attention import stretch_layout
@@ -377,12 +376,12 @@ def test_one_continuation_runs_whatever_it_takes(make_model, tokenizer, on_shelv
     assert held == [64 * token, 512 * token, 128 * token]
 
 
-def test_rows_in_the_pool_take_what_they_draw_and_no_more_of_them_run_than_the_bound_allows(
+def test_rows_in_the_pool_take_what_they_draw_beside_the_one_context_before_them(
     make_model, tokenizer
 ):
     model = make_model(limit=1024).cpu()
     token = kv_shape(model).bytes_per_token
-    policy = LocalPolicy(model, tokenizer, 10 * 12 * token)
+    policy = LocalPolicy(model, tokenizer, 10 * PAGE * token)
     context = policy.open([5] * 400)
     for seed in range(25):
         request = SampleRequest(context, seed, 12, min_new_tokens=12)
@@ -391,5 +390,5 @@ def test_rows_in_the_pool_take_what_they_draw_and_no_more_of_them_run_than_the_b
     while len(running) < 40:
         policy.advance()
         running.append(len(policy._rows.members))
-    assert max(running) == 10, "the shared context is there once"
+    assert max(running) == 10, "a row takes a page at a time"
     assert policy._pool._used == 400 + 25 * 12

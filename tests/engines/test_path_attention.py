@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.engines.local import path_attention as module
-from graphpo_agent.engines.local.cache import KVPool, KVShape
-from graphpo_agent.engines.local.paged_rows import PAGE, PagedRows
+from graphpo_agent.engines.local.cache import PAGE, KVPool, KVShape
+from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.path_attention import path_attention
 
 
@@ -60,6 +60,14 @@ def test_rows_are_done_in_blocks(monkeypatch, at_once):
     monkeypatch.setattr(module, "_SCORES_AT_ONCE", at_once)
     given_case = case(5, rows=10)
     torch.testing.assert_close(path_attention(*given_case), slow(*given_case))
+
+
+def test_a_long_row_does_not_pad_the_others(monkeypatch):
+    monkeypatch.setattr(module, "_SCORES_AT_ONCE", 4 * 30)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    lengths = np.array([3, 3, 3, 100, 5, 10, 10, 10, 1])
+    blocks = [(part.start, part.stop) for part in module._blocks(lengths, 4)]
+    assert blocks == [(0, 3), (3, 4), (4, 7), (7, 9)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 50])

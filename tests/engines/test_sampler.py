@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from graphpo_agent.engines.local.cache import PAGE
 from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.drawing import StopFinder, UniformNumbers, draw
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses, _Recording
@@ -295,7 +296,7 @@ def test_any_interleaving_gives_every_request_what_it_gets_alone(
     monkeypatch.setattr(f"{SHELVES}._COPIED_AT_ONCE", 50)
     model = make_model()
     rng = np.random.default_rng(seed)
-    columns = 128 if rows == "shelves" else 20  # on pages only what is drawn counts
+    columns = 128 if rows == "shelves" else PAGE
     room = int(rng.integers(3, 9)) * columns * kv_shape(model).bytes_per_token
     policy = LocalPolicy(model, tokenizer, room)
     known = [

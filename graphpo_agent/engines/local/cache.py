@@ -5,7 +5,6 @@ a path.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +12,11 @@ from torch import Tensor
 
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["KVPool", "KVShape"]
+__all__ = ["PAGE", "KVPool", "KVShape", "pages_fit"]
 
 _FIRST_SLOTS = 4096
+PAGE = 4
+"""Slots that a row in the pool takes at once: its tokens lie side by side, few are left unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,13 @@ class KVShape:
         return 2 * self.num_layers * self.num_heads * self.head_dim * self.dtype.itemsize
 
 
+def pages_fit(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention can read keys and values where they lie: on a CPU, not in 16 bits."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.float64)
+
+
 class KVPool:
-    """Keys and values [S, 2 L, K, D] by slot: one slot per token of any context, never moved.
+    """Keys and values [S, 2 L, K, D] by slot: a slot for each token of any context, never moved.
 
     Example: a prompt of three tokens and two different continuations of one token each::
 
@@ -46,8 +52,16 @@ class KVPool:
         slots of the continuations  = [0, 1, 2, 3] and [0, 1, 2, 4]
     """
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, by_layer: bool = False) -> None:
+        """Set up.
+
+        Args:
+            shape: what a token is made of.
+            by_layer: all tokens of a layer lie side by side, to be read where they are; else all
+                layers of a token, to be copied.
+        """
         self._shape = shape
+        self._by_layer = by_layer
         self._used = 0
         self._tokens = self._empty(0)
 
@@ -101,10 +115,8 @@ class KVPool:
         return self._tokens[:, 2 * layer], self._tokens[:, 2 * layer + 1]
 
     def _empty(self, num_slots: int) -> Tensor:
-        """On a CPU a layer's tokens lie side by side, elsewhere a token's layers: they move."""
         shape = self._shape
         parts, token = 2 * shape.num_layers, (shape.num_heads, shape.head_dim)
-        options: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
-        if shape.device.type == "cpu":
-            return torch.zeros((parts, num_slots, *token), **options).transpose(0, 1)
-        return torch.zeros((num_slots, parts, *token), **options)
+        sizes = (parts, num_slots) if self._by_layer else (num_slots, parts)
+        tokens = torch.zeros((*sizes, *token), dtype=shape.dtype, device=shape.device)
+        return tokens.transpose(0, 1) if self._by_layer else tokens

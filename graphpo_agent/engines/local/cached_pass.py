@@ -111,7 +111,7 @@ class CachedPass:
                 _attend(self._pool, layer, queries[count:], group, scaling)
                 for group in self._groups
             ]
-        return torch.cat(outputs)[None]
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
 
 
 class _Probe:

@@ -90,7 +90,7 @@ class LocalEngine:
             optimizer: of every step.
             updating: how ``update`` learns; None for an engine that only imitates.
             imitation: how ``imitate`` learns; None for an engine that only updates.
-            max_batch_bytes: keys and values that one sampling batch may hold.
+            max_batch_bytes: as ``LocalPolicy``'s.
             compute: how forward and backward passes are computed; None for the defaults.
 
         Raises:

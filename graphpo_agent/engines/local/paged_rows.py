@@ -10,19 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graphpo_agent.engines.local.cache import KVPool
+from graphpo_agent.engines.local.cache import PAGE, KVPool
 from graphpo_agent.engines.local.path_attention import path_attention
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
-__all__ = ["PAGE", "PagedRows", "pages_fit"]
-
-PAGE = 4
-"""Slots that a row takes at once: its tokens lie side by side, and few are left unused."""
-
-
-def pages_fit(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention can read keys and values where they lie: on a CPU, not in 16 bits."""
-    return device.type == "cpu" and dtype in (torch.float32, torch.float64)
+__all__ = ["PagedRows"]
 
 
 class PagedRows:
@@ -52,8 +44,8 @@ class PagedRows:
         self._new = torch.empty(0)
 
     def columns(self, num_tokens: int, max_new_tokens: int) -> int:
-        """Whole pages for what may follow; the context is there already."""
-        return -(-max_new_tokens // PAGE) * PAGE
+        """A page: its tokens stay where they are when the row ends."""
+        return PAGE
 
     def add(self, members: IntArray, prefixes: Sequence[IntArray], columns: IntArray) -> None:
         """One row more for each member."""
@@ -61,7 +53,7 @@ class PagedRows:
         self.members = np.concatenate([self.members, members])
         self.lengths = np.concatenate([self.lengths, lengths])
         self._starts = np.concatenate([self._starts, lengths])
-        self._make_room(len(self.members), int((lengths + columns).max()))
+        self._make_room(len(self.members), int(lengths.max()))
         for row, prefix in zip(self._slots[first:], prefixes, strict=False):
             row[: len(prefix)] = prefix
 
@@ -69,6 +61,7 @@ class PagedRows:
         """A slot for one token more of every row."""
         full = np.flatnonzero((self.lengths - self._starts) % PAGE == 0)
         if len(full):
+            self._make_room(len(self.members), int(self.lengths.max()) + PAGE)
             fresh = self._pool.allocate(len(full) * PAGE).reshape(-1, PAGE)
             self._slots[full[:, None], self.lengths[full, None] + np.arange(PAGE)] = fresh
         self.lengths = self.lengths + 1
@@ -89,7 +82,8 @@ class PagedRows:
         """[R, H, D] attention of every row's new token to its path."""
         self._pool.write(layer, self._new, keys, values)
         all_keys, all_values = self._pool.layer(layer)
-        return path_attention(queries, all_keys, all_values, self._slots, self.lengths, scaling)
+        slots = self._slots[: len(self.members)]
+        return path_attention(queries, all_keys, all_values, slots, self.lengths, scaling)
 
     def end(self, ended: BoolArray) -> list[IntArray]:
         """Give up rows; those behind them move up, so that siblings stay side by side."""
@@ -98,7 +92,8 @@ class PagedRows:
             for row in np.flatnonzero(ended).tolist()
         ]
         kept = np.flatnonzero(~ended)
-        self._slots[: len(kept)] = self._slots[kept]
+        first, longest = int(ended.argmax()), int(self.lengths.max())
+        self._slots[first : len(kept), :longest] = self._slots[kept[first:], :longest]
         self.members, self.lengths = self.members[kept], self.lengths[kept]
         self._starts = self._starts[kept]
         return own

@@ -7,7 +7,7 @@ Shapes: R rows, H query heads, K key/value heads (H = G K), D head dimension, S 
 the longest path there is room for, T tokens of the longest path.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -24,7 +24,7 @@ from graphpo_agent.graph.arrays import IntArray
 __all__ = ["path_attention"]
 
 _SCORES_AT_ONCE = 2**18
-"""Scores of the rows computed together; they stay in a core's cache."""
+"""Scores computed together in each thread; they stay in a core's cache."""
 _PRODUCTS_OF_A_THREAD = 2**18
 """Fewer are done before a thread has begun with them."""
 
@@ -43,16 +43,14 @@ def path_attention(
         queries: [R, H, D] float32 or float64.
         keys: [S, K, D] of all tokens.
         values: [S, K, D].
-        slots: [R, C] where each path's tokens lie, in its first columns.
+        slots: [R, C] int32, where each path's tokens lie, in its first columns.
         lengths: [R] tokens of each path.
         scaling: factor on the dot products.
     """
-    _, num_heads, dim = queries.shape
+    num_heads, dim = queries.shape[1:]
     scaled = (queries * scaling).contiguous().numpy()
     out = torch.empty(queries.shape, dtype=queries.dtype)
-    count = max(1, _SCORES_AT_ONCE // (num_heads * int(lengths.max())))
-    for start in range(0, len(queries), count):
-        part = slice(start, start + count)
+    for part in _blocks(lengths, num_heads):
         paths, own = slots[part], lengths[part]
         scores = torch.empty((len(own), num_heads, int(own.max())), dtype=queries.dtype)
         size = num_heads * dim * int(own.sum())
@@ -60,6 +58,18 @@ def path_attention(
         weights = scores.softmax(-1).numpy()
         _over_rows(_weighted_sums, size, out.numpy()[part], weights, values.numpy(), paths, own)
     return out
+
+
+def _blocks(lengths: IntArray, num_heads: int) -> Iterator[slice]:
+    """Consecutive rows that are computed together, padded to the longest of them."""
+    most = _SCORES_AT_ONCE * torch.get_num_threads() // num_heads
+    start = 0
+    while start < len(lengths):
+        left = lengths[start:]
+        padded = np.maximum.accumulate(left) * np.arange(1, len(left) + 1)
+        count = max(1, int(np.searchsorted(padded, most, side="right")))
+        yield slice(start, start + count)
+        start += count
 
 
 def _over_rows(
@@ -78,7 +88,7 @@ def _over_rows(
         return
     bounds = np.linspace(0, len(rows), num_threads + 1).astype(int)
     parts = [slice(start, end) for start, end in pairwise(bounds)]
-    threads = _threads(num_threads)
+    threads = _threads(torch.get_num_threads())
     work = [threads.submit(kernel, out[p], rows[p], tokens, slots[p], lengths[p]) for p in parts]
     for one in work:
         one.result()
@@ -89,17 +99,11 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "path-attention")
 
 
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """A kernel, compiled at its first call and kept on disk where there is a place for it."""
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"reassoc", "contract", "nsz"},  # sums in any order; NaN stays NaN
-    }
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither beside the source nor at home can anything be written
-        return numba.njit(**options)(function)
+_compiled = numba.njit(
+    nogil=True,
+    error_model="numpy",
+    fastmath={"reassoc", "contract", "nsz"},  # sums in any order; what is not a number stays so
+)
 
 
 @_compiled
@@ -112,13 +116,13 @@ def _dot_products(
 ) -> None:
     """Write [R, H, T] dot products; -inf behind the end of a path."""
     num_rows, num_heads, dim = queries.shape
-    num_groups = num_heads // keys.shape[1]
+    group = num_heads // keys.shape[1]
     for row in range(num_rows):
         length = lengths[row]
         for head in range(num_heads):
             query = queries[row, head]
             for column in range(length):
-                key = keys[slots[row, column], head // num_groups]
+                key = keys[slots[row, column], head // group]
                 total = queries.dtype.type(0.0)
                 for i in range(dim):
                     total += query[i] * key[i]
@@ -136,13 +140,13 @@ def _weighted_sums(
 ) -> None:
     """Write [R, H, D] sums of the values, weighted with [R, H, T]."""
     num_rows, num_heads, dim = out.shape
-    num_groups = num_heads // values.shape[1]
+    group = num_heads // values.shape[1]
     for row in range(num_rows):
         for head in range(num_heads):
             total = out[row, head]
             total[:] = 0.0
             for column in range(lengths[row]):
-                value = values[slots[row, column], head // num_groups]
+                value = values[slots[row, column], head // group]
                 weight = weights[row, head, column]
                 for i in range(dim):
                     total[i] += weight * value[i]

@@ -20,13 +20,12 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
-from graphpo_agent.engines.local.cache import KVPool, KVShape
+from graphpo_agent.engines.local.cache import KVPool, pages_fit
 from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape, next_pieces
 from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, draw
 from graphpo_agent.engines.local.model import context_limit, output_head
-from graphpo_agent.engines.local.paged_rows import PagedRows, pages_fit
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.rounded_weights import RoundedWeights
 from graphpo_agent.engines.local.running_rows import RunningRows
@@ -75,8 +74,8 @@ class LocalPolicy:
         Args:
             model: the weights; they may change between rollouts.
             tokenizer: the model's.
-            max_batch_bytes: keys and values of the continuations that run at once; one runs
-                whatever it takes.
+            max_batch_bytes: keys and values that the rows of running continuations hold beside the
+                pool's; one runs whatever it takes.
             autocast: multiply float32 weights in bfloat16.
 
         Raises:
@@ -98,8 +97,9 @@ class LocalPolicy:
         self._max_columns = max_batch_bytes // self._shape.bytes_per_token
         self._stops = StopFinder(tokenizer, self._head.weight.shape[0])
         self._contexts = ContextTree()
-        self._pool = KVPool(self._shape)
-        self._rows = _rows(self._shape, self._pool, self._max_columns)
+        paged = pages_fit(self._shape.device, self._shape.dtype)
+        self._pool = KVPool(self._shape, by_layer=paged)
+        self._rows = self._make_rows(paged)
         # Four dimensions tell transformers not to make or look for a mask of its own.
         self._no_mask = torch.empty((1, 1, 0, 0), device=model.device)
         self._attention = ExitStack()
@@ -191,6 +191,13 @@ class LocalPolicy:
         self._runs: list[Run] = []
         self._running = Running(self.tokenizer.eos_ids, self._stops)
         self._ended: list[tuple[int, Completion]] = []
+
+    def _make_rows(self, paged: bool) -> RunningRows:
+        if not paged:
+            return Shelves(self._shape, self._pool, self._max_columns)
+        from graphpo_agent.engines.local.paged_rows import PagedRows  # needs a compiler, numba
+
+        return PagedRows(self._pool)
 
     def _get_busy(self) -> None:
         """Give the model the attention and the weights that it samples with."""
@@ -359,9 +366,3 @@ class LocalPolicy:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self._shape.device)
-
-
-def _rows(shape: KVShape, pool: KVPool, max_columns: int) -> RunningRows:
-    if pages_fit(shape.device, shape.dtype):
-        return PagedRows(pool)
-    return Shelves(shape, pool, max_columns)

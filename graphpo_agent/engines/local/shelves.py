@@ -98,6 +98,8 @@ class Shelves:
     ) -> Tensor:
         """[R, H, D] attention of every row's new token to its row."""
         shelves = self.in_use
+        if len(shelves) == 1:
+            return shelves[0].attend(layer, queries, keys, values, scaling)
         sizes = [shelf.num_looking for shelf in shelves]
         parts = (x.split(sizes) for x in (queries, keys, values))
         return torch.cat(
