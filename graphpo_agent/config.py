@@ -80,8 +80,8 @@ class LocalEngineConfig(Strict):
 
     kind: Literal["local"] = "local"
     max_batch_gib: Size = 1.0
-    """Keys and values of the continuations that run at once: copies on a GPU and in 16 bits; elsewhere
-    a page of each, beside what they share."""
+    """Keys and values of the continuations that run at once: copies on a GPU and in 16 bits,
+    elsewhere a page of each, beside what they share."""
 
 
 class VllmEngineConfig(Strict):

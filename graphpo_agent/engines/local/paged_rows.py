@@ -92,8 +92,8 @@ class PagedRows:
             for row in np.flatnonzero(ended).tolist()
         ]
         kept = np.flatnonzero(~ended)
-        first, longest = int(ended.argmax()), int(self.lengths.max())
-        self._slots[first : len(kept), :longest] = self._slots[kept[first:], :longest]
+        first, used = int(ended.argmax()), int(self.lengths.max()) + PAGE  # a page may be half full
+        self._slots[first : len(kept), :used] = self._slots[kept[first:], :used]
         self.members, self.lengths = self.members[kept], self.lengths[kept]
         self._starts = self._starts[kept]
         return own
