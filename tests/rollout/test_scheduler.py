@@ -68,6 +68,28 @@ def test_work_beside_the_sampling_runs_in_a_thread_of_its_own_only_where_work_ov
         assert (name != threading.get_ident()) == overlap
 
 
+def test_nothing_that_threads_send_is_lost_while_the_loop_is_busy():
+    """More of it than the loop's wake-up channel holds, and a last piece that it waits for."""
+    scheduler = PolicyScheduler(policy_of(), overlap=True)
+
+    async def sampling():
+        for seed in range(300):
+            await scheduler.sample(request(seed % 20), SAMPLING)
+
+    async def beside(number):
+        for _ in range(60):
+            number = await scheduler.beside(lambda n: n + 1, number)
+        return number
+
+    async def late(work):
+        await asyncio.gather(*work)
+        await scheduler.beside(time.sleep, 0.05)
+        return await scheduler.beside(lambda: "late")
+
+    work = [sampling(), *(beside(n) for n in range(40))]
+    assert scheduler.run([late(work)]) == ["late"]
+
+
 def test_calls_of_one_moment_are_one_batch_and_equal_calls_are_made_once():
     tool = Tool(lambda query: ToolResult(query.upper()))
     scheduler = PolicyScheduler(policy_of(), overlap=False)
