@@ -121,7 +121,7 @@ def run(quick: bool, out: Path, command: str) -> None:
     """Measure and write ``engine-rows-attention``."""
     result: dict[str, Any] = {"command": command, "machine": machine(), "rows": []}
     for case in cases(quick):
-        row = measure(case, 1 if quick else 7)
+        row = measure(case, 1 if quick else 3)
         print(
             f"{row['model']} {row['schedule']} {row['segment']}: {row['times']:.2f} ×", flush=True
         )
