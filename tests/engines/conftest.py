@@ -40,3 +40,11 @@ def make_model(tokenizer: HfTokenizer, device: torch.device) -> Callable[..., Pr
         return cast(Any, tiny_model(family, tokenizer.vocab_size, limit, spread)).to(device)
 
     return make
+
+
+@pytest.fixture
+def on_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy made from now on keeps its running rows on shelves, as on a GPU."""
+    monkeypatch.setattr(
+        "graphpo_agent.engines.local.sampler.pages_fit", lambda device, dtype: False
+    )

@@ -315,14 +315,6 @@ def test_a_containers_limit_is_respected(tmp_path, limit, used, free):
     assert found == free if free is not None else found > 2**24
 
 
-@pytest.fixture
-def on_shelves(monkeypatch):
-    """Rows of running continuations are copies, as on a GPU."""
-    monkeypatch.setattr(
-        "graphpo_agent.engines.local.sampler.pages_fit", lambda device, dtype: False
-    )
-
-
 def held_by_shelves(policy):
     return sum(shelf._rows.nbytes for shelf in policy._rows._shelves.values())
 

@@ -24,16 +24,11 @@ SAMPLER = "graphpo_agent.engines.local.sampler"
 SHELVES = "graphpo_agent.engines.local.shelves"
 
 
-def on_shelves(monkeypatch):
-    """Every policy made from now on keeps its rows on shelves, as on a GPU."""
-    monkeypatch.setattr(f"{SAMPLER}.pages_fit", lambda device, dtype: False)
-
-
 @pytest.fixture(params=["where they fit", "shelves"])
-def rows(request, monkeypatch):
+def rows(request):
     """Both ways to keep the running continuations; on a GPU there is one."""
     if request.param == "shelves":
-        on_shelves(monkeypatch)
+        request.getfixturevalue("on_shelves")
     return request.param
 
 
@@ -265,8 +260,7 @@ def forward_passes(model):
     return passes
 
 
-def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokenizer, monkeypatch):
-    on_shelves(monkeypatch)
+def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokenizer, on_shelves):
     model = make_model()
     # 64 columns are the shortest row; this is room for three of them.
     policy = LocalPolicy(model, tokenizer, 3 * 64 * kv_shape(model).bytes_per_token)
@@ -469,8 +463,7 @@ def test_sampling_leaves_the_models_own_attention_in_place(make_model, tokenizer
     assert model.config._attn_implementation == before
 
 
-def test_passes_padded_for_recording_draw_the_same(make_model, tokenizer, monkeypatch):
-    on_shelves(monkeypatch)
+def test_passes_padded_for_recording_draw_the_same(make_model, tokenizer, on_shelves):
 
     def draw(padded):
         model = make_model(limit=400)
@@ -520,8 +513,7 @@ class Replays(RecordedPasses):
         return _Recording(graph, own, hidden)
 
 
-def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenizer, monkeypatch):
-    on_shelves(monkeypatch)
+def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenizer, on_shelves):
 
     def draw(recorded):
         policy = LocalPolicy(make_model(), tokenizer)
@@ -549,10 +541,8 @@ def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenize
 
 
 def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(
-    make_model, tokenizer, monkeypatch
+    make_model, tokenizer, on_shelves
 ):
-    on_shelves(monkeypatch)
-
     def draw(recorded):
         policy = LocalPolicy(make_model(), tokenizer)
         policy._recorded = Replays(policy._decode) if recorded else None
@@ -578,9 +568,8 @@ def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(
 
 
 def test_prefixes_do_not_wait_where_most_continuations_wait_for_them(
-    make_model, tokenizer, monkeypatch
+    make_model, tokenizer, on_shelves
 ):
-    on_shelves(monkeypatch)
     policy = LocalPolicy(make_model(), tokenizer)
     policy._recorded = Replays(policy._decode)
     policy.submit(SampleRequest(policy.open([5, 9]), 0, 40, min_new_tokens=40), SAMPLING)

@@ -244,7 +244,8 @@ class LocalPolicy:
             pieces = []
         if not len(running) and not pieces:
             return running, self._head.weight[:0]
-        if self._recorded is not None and isinstance(rows, Shelves) and not pieces:
+        if self._recorded is not None and not pieces:
+            assert isinstance(rows, Shelves), "what is recorded stays in its place"
             last = [self._running.last[shelf.members] for shelf in rows.in_use]
             return running, torch.cat(list(map(self._recorded.hidden, rows.in_use, last)))
         rows.look()
