@@ -7,6 +7,7 @@ settings for indexes, mirrors and proxies.
 
 import fcntl
 import hashlib
+import importlib.machinery
 import importlib.util
 import os
 import subprocess
@@ -120,7 +121,9 @@ def _fetch(archive: SourceArchive, jar: Path) -> None:
 
 def _download(archive: SourceArchive, work: Path) -> None:
     """The source archive, through this Python's pip, which checks the hash before it looks in."""
-    if importlib.util.find_spec("pip") is None:
+    # Not by importlib.util.find_spec: to setuptools' own finder a search for pip means that pip is
+    # at work in this process, and from then on neither it nor torch compiles anything there.
+    if importlib.machinery.PathFinder.find_spec("pip") is None:
         raise ToolError(f"fetching {archive.package} needs pip: install it in this Python, {_MEND}")
     requirements = work / "requirements.txt"
     requirements.write_text(

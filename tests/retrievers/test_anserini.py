@@ -81,6 +81,21 @@ def test_processes_that_need_the_jar_at_once_fetch_it_once(tmp_path, archive):
     assert (cache / "anserini-9-fatjar.jar").read_bytes() == JAR
 
 
+def test_setuptools_can_be_used_after_a_jar_was_fetched(tmp_path, archive):
+    # torch.compile imports it for its first kernel.
+    command = [sys.executable, "-c", PROGRAM + "import setuptools", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, archive.sha256, archive.member], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_pip_the_message_says_what_to_do(tmp_path, archive, monkeypatch):
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
+    with pytest.raises(ToolError, match=r"fetching pyserini-like needs pip: install it .* or"):
+        cached_jar(tmp_path / "cache", archive)
+
+
 def test_an_archive_that_was_tampered_with_is_neither_run_nor_kept(tmp_path, archive):
     other = SourceArchive("pyserini-like", "1.0", "0" * 64, 1, archive.member)
     with pytest.raises(ToolError, match="cannot be fetched") as caught:

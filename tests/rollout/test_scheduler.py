@@ -253,7 +253,7 @@ def test_an_interrupt_inside_an_event_loop_ends_the_thread_soon(caplog):
     def interrupted(context, seed):
         nonlocal passes
         passes += 1
-        if passes == 5:
+        if passes == 100:  # the main thread has long been waiting
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         time.sleep(0.001)
         return (65, EOS)
