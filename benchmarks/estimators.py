@@ -190,7 +190,7 @@ def mean_rewards(bench: Bench, states: Sequence[PathState], continuations: int) 
     async def reward(state: PathState, *seed_parts: int) -> float:
         while True:
             seed = derive_seed("continuation", *seed_parts, state.depth)
-            step = await bench.grower.expander.expand(scheduler, state, seed, SAMPLING)
+            (step,) = await bench.grower.expander.expand(scheduler, [state], [seed], SAMPLING)
             if step.terminal:
                 return bench.grower.judge(step.state)
             state = step.state

@@ -46,6 +46,7 @@ __all__ = [
     "TurnBreak",
 ]
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -184,8 +185,10 @@ class Scheduler(Protocol):
 
     policy: Policy
 
-    async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
-        """What the policy draws."""
+    async def sample(
+        self, requests: Sequence[SampleRequest], sampling: SamplingParams
+    ) -> list[Completion]:
+        """What the policy draws for each, once it has drawn all of them."""
         ...
 
     async def call(self, tool: "Tool", arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
@@ -198,8 +201,8 @@ class Scheduler(Protocol):
         """``function(items)``, called on the items of all who ask at one moment."""
         ...
 
-    async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """``function(*arguments)``, beside the sampling."""
+    async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:
+        """``function(item)`` of each item, beside the sampling; none waits long for another."""
         ...
 
 
@@ -232,15 +235,15 @@ class Expander(Protocol):
     async def expand(
         self,
         scheduler: Scheduler,
-        state: PathState,
-        seed: int,
+        states: Sequence[PathState],
+        seeds: Sequence[int],
         sampling: SamplingParams,
         limit: int | None = None,
-    ) -> Step:
-        """One new edge from a state.
+    ) -> list[Step]:
+        """One new edge from each state, which may be named more than once.
 
-        With a ``limit`` the policy samples no more tokens than that; where the edge would have
-        gone on, the path ends, ``out_of_budget``.
+        With a ``limit`` the policy samples no more tokens than that for an edge; where the edge
+        would have gone on, the path ends, ``out_of_budget``.
         """
         ...
 

@@ -4,7 +4,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -61,9 +61,12 @@ class Storm:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.calm, name)
 
-    async def expand(self, scheduler: Any, state: PathState, *rest: Any) -> Step:
-        step = await self.calm.expand(scheduler, state, *rest)
-        return replace(step, state=replace(step.state, outages=int(self.met(state.task.id))))
+    async def expand(self, scheduler: Any, states: Sequence[PathState], *rest: Any) -> list[Step]:
+        steps = await self.calm.expand(scheduler, states, *rest)
+        return [
+            replace(step, state=replace(step.state, outages=int(self.met(step.state.task.id))))
+            for step in steps
+        ]
 
 
 class AnyArguments:

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import cast
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.protocols import TurnBreak
@@ -105,6 +111,7 @@ class HfTokenizer:
         self._ids_of = lru_cache(_REMEMBERED)(self._encode_plain)
         self._text_of = lru_cache(_REMEMBERED)(self._decode)
         self._bos = [i for i in opening if i == tokenizer.bos_token_id]
+        self._decoder = _decoder(tokenizer)
 
     @classmethod
     def load(cls, name: str) -> "HfTokenizer":
@@ -212,6 +219,8 @@ class HfTokenizer:
         return tuple(cast(list[int], encoded["input_ids"]))
 
     def _decode(self, token_ids: tuple[int, ...]) -> str:
+        if self._decoder is not None:  # transformers' checks of every id take as long again
+            return self._decoder.decode(token_ids, skip_special_tokens=True)
         text = self.hf.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -225,6 +234,14 @@ class HfTokenizer:
             yield text[start:cut]
             start = cut
         yield text[start:]
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
+    """What does the decoding, where ``tokenizer.decode`` adds nothing to it."""
+    kind, fast = type(tokenizer), PreTrainedTokenizerFast
+    if not isinstance(tokenizer, fast) or kind.decode is not PreTrainedTokenizerBase.decode:
+        return None
+    return tokenizer.backend_tokenizer if kind._decode is fast._decode else None
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -185,10 +185,11 @@ async def _finish(
     """The reward of one continuation to the end; NaN where the run leaves such an end unjudged."""
     while True:
         seed = derive_seed(*seed_parts, state.depth)
-        step = await grower.expander.expand(scheduler, state, seed, sampling)
+        (step,) = await grower.expander.expand(scheduler, [state], [seed], sampling)
         if step.terminal:
             break
         state = step.state
     if not grower.is_judged(step):
         return np.nan
-    return await scheduler.beside(grower.judge, step.state)
+    (reward,) = await scheduler.each(grower.judge, [step.state])
+    return reward

@@ -1,6 +1,7 @@
 """Agent mode: an edge is one ReAct turn, its tool's observation included."""
 
-from collections.abc import Collection, Mapping
+from asyncio import gather
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
@@ -163,21 +164,34 @@ class TurnExpander:
     async def expand(
         self,
         scheduler: Scheduler,
-        state: PathState,
-        seed: int,
+        states: Sequence[PathState],
+        seeds: Sequence[int],
         sampling: SamplingParams,
         limit: int | None = None,
-    ) -> Step:
-        """One turn behind a state, and the environment's answer to it.
+    ) -> list[Step]:
+        """One turn behind each state, and the environment's answer to it.
 
         Raises:
             ConfigError: ``max_observation_tokens`` cannot hold an observation's own tags.
             ToolError: a tool is unreachable (a single failed call is an observation instead).
         """
+        turns = zip(states, seeds, strict=True)
+        return await gather(
+            *(self._turn(scheduler, state, seed, sampling, limit) for state, seed in turns)
+        )
+
+    async def _turn(
+        self,
+        scheduler: Scheduler,
+        state: PathState,
+        seed: int,
+        sampling: SamplingParams,
+        limit: int | None,
+    ) -> Step:
         policy = scheduler.policy
         full = min(self._max_turn_tokens, self._room(policy, state, state.context))
         request = SampleRequest(state.context, seed, full, stop=self._dialect.stop)
-        completion = await scheduler.sample(limited(request, limit), sampling)
+        (completion,) = await scheduler.sample([limited(request, limit)], sampling)
         turn = self._read(policy, state, completion)
         if out_of_budget(completion, limit, full):
             return _last_step(turn, "out_of_budget")

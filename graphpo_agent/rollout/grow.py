@@ -6,7 +6,6 @@ ends. Every graph goes from layer to layer on its own; the scheduler samples for
 together.
 """
 
-from asyncio import gather
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -285,12 +284,9 @@ class Grower:
         limit: int | None,
     ) -> None:
         """Sample edges and add them to the graph: expand, observe, describe, verify."""
-        steps = await gather(
-            *(
-                self.expander.expand(scheduler, one.states[c.node], c.seed, sampling, limit)
-                for c in planned
-            )
-        )
+        states = [one.states[each.node] for each in planned]
+        seeds = [each.seed for each in planned]
+        steps = await self.expander.expand(scheduler, states, seeds, sampling, limit)
         descriptions, vectors = await self._describe(scheduler, method, [s.state for s in steps])
         rewards = await self._judge(scheduler, steps)
         nodes = [
@@ -332,7 +328,7 @@ class Grower:
     async def _judge(self, scheduler: Scheduler, steps: Sequence[Step]) -> list[float | None]:
         """The reward of each step that ends its path; None where it goes on or is left unscored."""
         judged = [i for i, step in enumerate(steps) if self.is_judged(step)]
-        found = await gather(*(scheduler.beside(self.judge, steps[i].state) for i in judged))
+        found = await scheduler.each(self.judge, [steps[i].state for i in judged])
         rewards: list[float | None] = [None] * len(steps)
         for i, reward in zip(judged, found, strict=True):
             rewards[i] = reward

@@ -1,10 +1,11 @@
 """What both modes do with a path: write its prompt, open it, measure the room it has left."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.protocols import Policy
+from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.types import Completion, Context, PathState, Prefix, Prompt, SampleRequest, Task
 
 __all__ = [
@@ -15,8 +16,11 @@ __all__ = [
     "open_path",
     "out_of_budget",
     "room_left",
+    "text_behind",
 ]
 
+_NEAR = 4
+"""Tokens that are decoded again with those behind them, which then read as inside a text."""
 
 _SLOT = "{question}"
 
@@ -89,6 +93,31 @@ def behind_prefix(
             f"room in a response of {max_response_tokens}; set method.pool.max_prefix_tokens"
         )
     return replace(root, context=context)
+
+
+def text_behind(tokenizer: Tokenizer, text: str, token_ids: Sequence[int], start: int) -> str:
+    """The text of tokens, of which that of the first ``start`` is known.
+
+    Only the last of these are decoded again, together with the new ones, so that the text of a
+    path takes no longer to make the longer the path is. Where they alone do not read as they do
+    in ``text`` (its last character is incomplete, say), everything is decoded.
+
+    Args:
+        tokenizer: decodes.
+        text: ``tokenizer.decode(token_ids[:start])``.
+        token_ids: of the whole path.
+        start: how many of them ``text`` is of.
+
+    Returns:
+        ``tokenizer.decode(token_ids)``.
+    """
+    near = token_ids[max(0, start - _NEAR) : start]
+    known = tokenizer.decode(near)
+    if known and text.endswith(known) and not known.endswith("\ufffd"):
+        joined = tokenizer.decode((*near, *token_ids[start:]))
+        if joined.startswith(known):
+            return text + joined[len(known) :]
+    return tokenizer.decode(token_ids)
 
 
 def room_left(

@@ -30,6 +30,7 @@ from graphpo_agent.types import (
 
 __all__ = ["Replay", "reopen", "replay"]
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _SHOWN = 60
@@ -122,7 +123,8 @@ async def _walk(
     # A path that its budget cut ends with sampled tokens and no observation.
     cut = not graph.terminal[v] and not graph.num_children[v] and all(mask)
     limit = len(tokens) if cut else None
-    step = await expander.expand(told, states[graph.parent[v]], 0, SamplingParams(), limit)
+    before = states[graph.parent[v]]
+    (step,) = await expander.expand(told, [before], [0], SamplingParams(), limit)
     if step.token_ids != tokens or step.loss_mask != mask:
         tokenizer = scheduler.policy.tokenizer
         recorded = _observation(tokenizer, tokens, mask)
@@ -140,8 +142,13 @@ class _Told:
         self._graph = graph
         self._v = v
 
-    async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
+    async def sample(
+        self, requests: Sequence[SampleRequest], sampling: SamplingParams
+    ) -> list[Completion]:
         """The tokens that the policy sampled on this edge."""
+        return [self._sampled(request) for request in requests]
+
+    def _sampled(self, request: SampleRequest) -> Completion:
         graph, v = self._graph, self._v
         span = slice(graph.offsets[v], graph.offsets[v + 1])
         sampled = graph.loss_mask[span]
@@ -171,9 +178,9 @@ class _Told:
         """As the scheduler behind does it."""
         return await self._scheduler.together(function, items)
 
-    async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:
         """As the scheduler behind does it."""
-        return await self._scheduler.beside(function, *arguments)
+        return await self._scheduler.each(function, items)
 
 
 def _check_end(graph: RolloutGraph, v: int, step: Step, continued: bool) -> None:

@@ -6,6 +6,8 @@ embeddings and verifiers run in threads meanwhile, so that a slow search never s
 
 import asyncio
 import json
+from asyncio import FIRST_EXCEPTION
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,12 +30,15 @@ from graphpo_agent.types import (
 
 __all__ = ["PolicyScheduler", "complete"]
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _to_json = json.JSONEncoder(sort_keys=True).encode
 
 _TURNS = 4
 """Turns of the event loop from a completion to the requests of its graph's next layer."""
+_LONG = 0.01
+"""Seconds after which items that wait for one another get a thread each."""
 _LAST_TURNS = 1.0
 """Seconds that the tasks of a run that failed have to end."""
 _FAILURES = get_args(FailureKind)
@@ -55,6 +60,21 @@ class _Counter:
     function: Callable[[list[Any]], Any]
     places: int
     waiting: list[tuple[Sequence[Any], asyncio.Future[Sequence[Any]]]] = field(default_factory=list)
+
+
+class _Drawn:
+    """Completions of requests that are awaited together."""
+
+    def __init__(self, count: int, awaited: asyncio.Future[list[Completion]]) -> None:
+        self._completions: list[Any] = [None] * count
+        self._missing = count
+        self._awaited = awaited
+
+    def take(self, place: int, completion: Completion) -> None:
+        self._completions[place] = completion
+        self._missing -= 1
+        if not self._missing:
+            self._awaited.set_result(self._completions)
 
 
 def complete(
@@ -84,7 +104,7 @@ class PolicyScheduler:
     Example::
 
         scheduler = PolicyScheduler(policy, overlap=True)
-        steps = scheduler.run([expander.expand(scheduler, state, 7, sampling) for state in states])
+        (steps,) = scheduler.run([expander.expand(scheduler, states, seeds, sampling)])
 
     Attributes:
         policy: as given.
@@ -101,7 +121,7 @@ class PolicyScheduler:
         self.policy = policy
         self._overlap = overlap
         self._workers = Workers()
-        self._samples: dict[int, asyncio.Future[Completion]] = {}
+        self._samples: dict[int, tuple[_Drawn, int]] = {}
         self._counters: dict[Any, _Counter] = {}
         self._batches: set[asyncio.Future[None]] = set()
         self._results: dict[tuple[int, str], asyncio.Future[ToolResult]] = {}
@@ -125,10 +145,16 @@ class PolicyScheduler:
                     loop.call_soon_threadsafe(_cancel_all, loop)
                 raise
 
-    async def sample(self, request: SampleRequest, sampling: SamplingParams) -> Completion:
-        """What the policy draws."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._samples[self.policy.submit(request, sampling)] = future
+    async def sample(
+        self, requests: Sequence[SampleRequest], sampling: SamplingParams
+    ) -> list[Completion]:
+        """What the policy draws for each, once it has drawn all of them."""
+        if not requests:
+            return []
+        future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        drawn = _Drawn(len(requests), future)
+        for place, request in enumerate(requests):
+            self._samples[self.policy.submit(request, sampling)] = (drawn, place)
         self._wake.set()
         return await future
 
@@ -159,7 +185,35 @@ class PolicyScheduler:
         """
         return await self._together(function, function, items, places=1)
 
-    async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:
+        """``function(item)`` of each item, in one thread until that takes long, then in many."""
+        if not (self._overlap and items):
+            return [function(item) for item in items]
+        results: dict[int, T] = {}
+        waiting = deque(enumerate(items))
+
+        def work() -> None:
+            while waiting:
+                try:
+                    place, item = waiting.popleft()
+                except IndexError:  # another thread took it
+                    return
+                results[place] = function(item)
+
+        threads = {asyncio.ensure_future(self._beside(work))}
+        try:
+            while threads:
+                ended, threads = await asyncio.wait(
+                    threads, timeout=_LONG if waiting else None, return_when=FIRST_EXCEPTION
+                )
+                for thread in ended:
+                    thread.result()
+                threads |= {asyncio.ensure_future(self._beside(work)) for _ in list(waiting)}
+        finally:
+            waiting.clear()
+        return [results[place] for place in range(len(items))]
+
+    async def _beside(self, function: Callable[..., T], *arguments: Any) -> T:
         """``function(*arguments)``, in a thread where work overlaps."""
         if not self._overlap:
             return function(*arguments)
@@ -233,7 +287,8 @@ class PolicyScheduler:
                 continue
             if self._samples:
                 for ticket, completion in self.policy.advance():
-                    self._samples.pop(ticket).set_result(completion)
+                    drawn, place = self._samples.pop(ticket)
+                    drawn.take(place, completion)
             elif not everything.done():
                 await self._wake.wait()
         return everything.result()
@@ -257,7 +312,7 @@ class PolicyScheduler:
         """Call a function on the items of all who wait, and give each their results."""
         items = [item for own, _ in waiting for item in own]
         try:
-            results = await self.beside(counter.function, items)
+            results = await self._beside(counter.function, items)
             _check_results(counter.function, results, len(items))
         except Exception as error:
             for _, future in waiting:

@@ -1,5 +1,6 @@
 """Segment mode: an edge is a fixed number of sampled tokens (Algorithm 1, segment length L)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from graphpo_agent.protocols import Policy, Scheduler
@@ -11,6 +12,7 @@ from graphpo_agent.rollout.path import (
     open_path,
     out_of_budget,
     room_left,
+    text_behind,
 )
 from graphpo_agent.types import (
     NO_PREFIX,
@@ -38,8 +40,8 @@ class SegmentExpander:
     verifier judges what is there). With a delimiter it goes on to the first token that completes
     the delimiter at or after ``segment_length`` tokens, at most ``2 * segment_length``.
 
-    A path's ``memory`` is the tuple of its sampled token ids, so that its text is always decoded
-    as a whole: a character whose bytes are split over two segments comes out right.
+    A path's ``memory`` is the tuple of its sampled token ids, from which its text is decoded: a
+    character whose bytes are split over two segments comes out right.
 
     Example with ``segment_length=3, max_response_tokens=7`` and no delimiter::
 
@@ -111,15 +113,22 @@ class SegmentExpander:
     async def expand(
         self,
         scheduler: Scheduler,
-        state: PathState,
-        seed: int,
+        states: Sequence[PathState],
+        seeds: Sequence[int],
         sampling: SamplingParams,
         limit: int | None = None,
-    ) -> Step:
-        """One segment behind a state."""
-        request = limited(self._request(scheduler.policy, state, seed), limit)
-        completion = await scheduler.sample(request, sampling)
-        return self._step(scheduler.policy, state, completion, limit)
+    ) -> list[Step]:
+        """One segment behind each state."""
+        policy = scheduler.policy
+        requests = [
+            limited(self._request(policy, state, seed), limit)
+            for state, seed in zip(states, seeds, strict=True)
+        ]
+        completions = await scheduler.sample(requests, sampling)
+        return [
+            self._step(policy, state, completion, limit)
+            for state, completion in zip(states, completions, strict=True)
+        ]
 
     def cut(
         self, policy: Policy, before: PathState, after: PathState, num_tokens: int
@@ -173,7 +182,9 @@ class SegmentExpander:
             state,
             context=completion.context,
             depth=state.depth + 1,
-            response=policy.tokenizer.decode(token_ids),
+            response=text_behind(
+                policy.tokenizer, state.response, token_ids, start=len(state.memory)
+            ),
             memory=token_ids,
         )
         return Step(

@@ -6,7 +6,6 @@ there: two routes to one state could not merge otherwise.
 
 import json
 import unicodedata
-from asyncio import gather
 from collections.abc import Callable, Sequence
 
 from graphpo_agent.errors import ConfigError
@@ -106,21 +105,22 @@ class PolicySummary:
         self, scheduler: Scheduler, states: Sequence[PathState]
     ) -> list[StateDescription]:
         """The policy's summary of each state; the request does not count as summary tokens."""
-        request_ids = scheduler.policy.tokenizer.encode(self._request)
-        return await gather(*(self._summary(scheduler, state, request_ids) for state in states))
-
-    async def _summary(
-        self, scheduler: Scheduler, state: PathState, request_ids: Sequence[int]
-    ) -> StateDescription:
         policy = scheduler.policy
-        room = policy.max_context_tokens - state.context.num_tokens - len(request_ids)
-        if room < 1:
-            return StateDescription()
-        request = SampleRequest(
-            policy.extend(state.context, request_ids),
-            seed=0,
-            max_new_tokens=min(self._max_summary_tokens, room),
-        )
-        token_ids = (await scheduler.sample(request, SamplingParams(temperature=0.0))).token_ids
-        text = policy.tokenizer.decode(token_ids).strip()
-        return StateDescription(text=text, summary_tokens=len(token_ids))
+        request_ids = policy.tokenizer.encode(self._request)
+        longest = policy.max_context_tokens - len(request_ids)
+        rooms = [longest - state.context.num_tokens for state in states]
+        fitting = [i for i, room in enumerate(rooms) if room > 0]
+        requests = [
+            SampleRequest(
+                policy.extend(states[i].context, request_ids),
+                seed=0,
+                max_new_tokens=min(self._max_summary_tokens, rooms[i]),
+            )
+            for i in fitting
+        ]
+        completions = await scheduler.sample(requests, SamplingParams(temperature=0.0))
+        descriptions = [StateDescription()] * len(states)
+        for i, completion in zip(fitting, completions, strict=True):
+            text = policy.tokenizer.decode(completion.token_ids).strip()
+            descriptions[i] = StateDescription(text=text, summary_tokens=len(completion.token_ids))
+        return descriptions

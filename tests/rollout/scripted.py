@@ -152,12 +152,7 @@ def expand(
 ) -> list[Step]:
     """One step from each state, all under way together."""
     scheduler = PolicyScheduler(policy, overlap=False)
-    return scheduler.run(
-        [
-            expander.expand(scheduler, state, seed, sampling)
-            for state, seed in zip(states, seeds, strict=True)
-        ]
-    )
+    return scheduler.run([expander.expand(scheduler, states, seeds, sampling)])[0]
 
 
 def describe(

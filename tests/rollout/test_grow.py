@@ -1,5 +1,6 @@
 """The layer loop over a world without a model: a walk on the numbers, one token a step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,10 +56,15 @@ class Walk:
         return Outcome("", turns=("step",) * state.depth)
 
     async def expand(
-        self, scheduler: Any, state: PathState, seed: int, sampling: Any, limit: int | None = None
-    ) -> Step:
-        self.seeds.append(seed)
-        return self._step(state, seed)
+        self,
+        scheduler: Any,
+        states: Sequence[PathState],
+        seeds: Sequence[int],
+        sampling: Any,
+        limit: int | None = None,
+    ) -> list[Step]:
+        self.seeds += seeds
+        return [self._step(state, seed) for state, seed in zip(states, seeds, strict=True)]
 
     def _step(self, state: PathState, seed: int) -> Step:
         at = state.memory + (1 if np.random.default_rng(seed).random() < 0.6 else -1)

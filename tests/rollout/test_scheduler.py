@@ -54,7 +54,7 @@ def test_a_tool_that_waits_for_other_samples_gets_them():
 
     async def sampling():
         for seed in range(50):
-            await scheduler.sample(request(seed), SAMPLING)
+            await scheduler.sample([request(seed)], SAMPLING)
         sampled.set()
         return "sampled"
 
@@ -64,8 +64,55 @@ def test_a_tool_that_waits_for_other_samples_gets_them():
 def test_work_beside_the_sampling_runs_in_a_thread_of_its_own_only_where_work_overlaps():
     for overlap in (True, False):
         scheduler = PolicyScheduler(policy_of(), overlap)
-        (name,) = scheduler.run([scheduler.beside(threading.get_ident)])
+        ((name,),) = scheduler.run([scheduler.each(lambda _: threading.get_ident(), [0])])
         assert (name != threading.get_ident()) == overlap
+
+
+def test_samples_come_together_and_in_the_order_of_their_requests():
+    lengths = {0: 4, 1: 2, 2: 3}
+    policy = policy_of(lambda context, seed: (65 + seed,) * lengths[seed] + (EOS,))
+    scheduler = PolicyScheduler(policy, overlap=False)
+    requests = [request(seed) for seed in (2, 0, 1, 2)]
+    both = [scheduler.sample(requests, SAMPLING), scheduler.sample([], SAMPLING)]
+    drawn, nothing = scheduler.run(both)
+    assert [completion.token_ids[0] - 65 for completion in drawn] == [2, 0, 1, 2]
+    assert nothing == []
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_each_item_has_its_own_result(overlap):
+    scheduler = PolicyScheduler(policy_of(), overlap)
+    work = [scheduler.each(lambda n: n * n, range(count)) for count in (0, 1, 500)]
+    assert scheduler.run(work) == [[n * n for n in range(count)] for count in (0, 1, 500)]
+
+
+def test_quick_items_share_a_thread_and_slow_ones_do_not_wait_for_another():
+    names = set()
+    scheduler = PolicyScheduler(policy_of(), overlap=True)
+    scheduler.run([scheduler.each(lambda _: names.add(threading.get_ident()), range(100))])
+    assert len(names) == 1
+
+    together = threading.Barrier(20)
+    scheduler = PolicyScheduler(policy_of(), overlap=True)
+    (ranks,) = scheduler.run([scheduler.each(lambda _: together.wait(PATIENCE), range(20))])
+    assert sorted(ranks) == list(range(20))
+
+
+@pytest.mark.parametrize("error", [IndexError("mine"), ToolError("mine"), StopIteration("mine")])
+def test_an_error_of_one_item_ends_the_run_and_no_more_are_begun(error):
+    begun = []
+
+    def fail(item):
+        begun.append(item)
+        if item == 3:
+            raise error
+        return item
+
+    for overlap in (True, False):
+        scheduler = PolicyScheduler(policy_of(), overlap)
+        with pytest.raises((type(error), RuntimeError), match=r"mine|StopIteration"):
+            scheduler.run([scheduler.each(fail, range(1000))])
+    assert begun == [0, 1, 2, 3] * 2
 
 
 def test_nothing_that_threads_send_is_lost_while_the_loop_is_busy():
@@ -74,20 +121,20 @@ def test_nothing_that_threads_send_is_lost_while_the_loop_is_busy():
 
     async def sampling():
         for seed in range(300):
-            await scheduler.sample(request(seed % 20), SAMPLING)
+            await scheduler.sample([request(seed % 20)], SAMPLING)
 
     async def beside(number):
         for _ in range(60):
-            number = await scheduler.beside(lambda n: n + 1, number)
+            (number,) = await scheduler.each(lambda n: n + 1, [number])
         return number
 
     async def late(work):
         await asyncio.gather(*work)
-        await scheduler.beside(time.sleep, 0.05)
-        return await scheduler.beside(lambda: "late")
+        await scheduler.each(time.sleep, [0.05])
+        return await scheduler.each(str.upper, ["late"])
 
     work = [sampling(), *(beside(n) for n in range(40))]
-    assert scheduler.run([late(work)]) == ["late"]
+    assert scheduler.run([late(work)]) == [["LATE"]]
 
 
 def test_calls_of_one_moment_are_one_batch_and_equal_calls_are_made_once():
@@ -96,7 +143,7 @@ def test_calls_of_one_moment_are_one_batch_and_equal_calls_are_made_once():
 
     async def ask(query, passes):
         for seed in range(passes):
-            await scheduler.sample(request(seed), SAMPLING)
+            await scheduler.sample([request(seed)], SAMPLING)
         return await scheduler.call(tool, {"query": query})
 
     answers = scheduler.run([ask("a", 1), ask("b", 1), ask("a", 1), ask("a", 3), ask("c", 3)])
@@ -134,7 +181,7 @@ def test_calls_gather_while_a_tool_is_busy():
 
     async def ask(i):
         for seed in range(i):
-            await scheduler.sample(request(seed), SAMPLING)
+            await scheduler.sample([request(seed)], SAMPLING)
         if i == 29:
             gate.set()
         return (await scheduler.call(tool, {"query": str(i)}))[0].text
@@ -156,7 +203,7 @@ def test_a_tool_that_cannot_go_on_ends_the_run_with_its_own_error(overlap):
 
     async def endless():
         while True:
-            await scheduler.sample(request(0), SAMPLING)
+            await scheduler.sample([request(0)], SAMPLING)
 
     with pytest.raises(ToolError, match="no server for q"):
         scheduler.run([endless(), ask(), ask()])
@@ -231,7 +278,7 @@ def test_items_of_one_moment_are_given_to_a_function_together_and_never_twice_at
 
     async def ask(i):
         for seed in range(i % 3):
-            await scheduler.sample(request(seed), SAMPLING)
+            await scheduler.sample([request(seed)], SAMPLING)
         return list(await scheduler.together(lengths, ["x" * i, "yy"]))
 
     assert scheduler.run([ask(i) for i in range(20)]) == [[i, 2] for i in range(20)]
@@ -241,9 +288,9 @@ def test_items_of_one_moment_are_given_to_a_function_together_and_never_twice_at
 def test_inside_an_event_loop_it_runs_in_a_thread():
     async def notebook():
         scheduler = PolicyScheduler(policy_of(), overlap=True)
-        return scheduler.run([scheduler.sample(request(1), SAMPLING)])
+        return scheduler.run([scheduler.sample([request(1)], SAMPLING)])
 
-    (completion,) = asyncio.run(notebook())
+    ((completion,),) = asyncio.run(notebook())
     assert completion.token_ids == (66, EOS)
 
 
@@ -262,7 +309,7 @@ def test_an_interrupt_inside_an_event_loop_ends_the_thread_soon(caplog):
 
     async def long():
         while passes < most:
-            await scheduler.sample(request(0), SAMPLING)
+            await scheduler.sample([request(0)], SAMPLING)
 
     async def notebook():
         return scheduler.run([long()])
@@ -305,7 +352,7 @@ def test_an_interrupt_does_not_wait_for_a_tool_that_hangs():
 
     async def endless():
         while True:
-            await scheduler.sample(request(0), SAMPLING)
+            await scheduler.sample([request(0)], SAMPLING)
 
     hanging = scheduler.call(Tool(lambda query: ToolResult(str(gate.wait()))), {"query": "q"})
     with pytest.raises(KeyboardInterrupt):
@@ -340,7 +387,7 @@ def test_an_interrupt_in_work_beside_the_sampling_logs_nothing(overlap, caplog):
         scheduler.run(
             [
                 scheduler.together(interrupted, [1]),
-                scheduler.sample(request(0), SAMPLING),
+                scheduler.sample([request(0)], SAMPLING),
                 scheduler.call(Tool(lambda query: ToolResult(query)), {"query": "q"}),
             ]
         )
@@ -392,7 +439,7 @@ def test_a_function_is_not_called_again_while_it_works():
 
     async def ask(i):
         for seed in range(20 * i):
-            await scheduler.sample(request(seed), SAMPLING)
+            await scheduler.sample([request(seed)], SAMPLING)
         return list(await scheduler.together(slow, [i]))
 
     assert scheduler.run([ask(i) for i in range(4)]) == [[i] for i in range(4)]
