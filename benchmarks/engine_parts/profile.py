@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -47,7 +48,8 @@ RULES = (
 )
 """The innermost of the run's own files that has a rule decides, model code below it aside."""
 
-MODEL = "/site-packages/transformers/models/"
+MODEL = ("/site-packages/transformers/", "/torch/nn/modules/module.py")
+"""What torch calls of transformers is a forward pass."""
 BOOKKEEPING = (
     ("bookkeeping: sampler", "/engines/local/"),
     ("bookkeeping: growing, agents", "/graphpo_agent/rollout/"),
@@ -87,9 +89,10 @@ class StackTimer:
 def category(files: list[str]) -> str:
     """What a stack of file names, innermost first, is doing."""
     own = [i for i, file in enumerate(files) if _matches(file, RULES)]
-    in_model = next((i for i, file in enumerate(files) if MODEL in file), None)
+    called, caller = MODEL
+    in_model = any(called in inner and caller in outer for inner, outer in pairwise(files))
     rule = _matches(files[own[0]], RULES) if own else None
-    if in_model is not None and rule in (None, "keys and values moved"):
+    if in_model and rule in (None, "keys and values moved"):
         return f"model: {_phase(files)}"
     if rule is not None:
         return rule

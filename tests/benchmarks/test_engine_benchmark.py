@@ -136,14 +136,24 @@ def test_slope_is_the_exponent_of_a_power_law():
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (["torch/nn/functional.py", "{t}/qwen2/modeling_qwen2.py", "{e}/sampler.py"], "sampling"),
-        (["{e}/flat_attention.py", "{t}/qwen2/modeling_qwen2.py", "{e}/forward.py"], "update"),
+        (["torch/nn/functional.py", "{t}/models/qwen2.py", "{m}", "{e}/sampler.py"], "sampling"),
+        (["{e}/flat_attention.py", "{t}/models/qwen2.py", "{m}", "{e}/forward.py"], "update"),
+        (["{t}/utils/generic.py", "{m}", "{e}/sampler.py"], "sampling"),
     ],
 )
-def test_attention_inside_the_model_counts_as_the_model(files, expected):
-    transformers, engine = "/x/site-packages/transformers/models", "/x/engines/local"
-    stack = [file.format(t=transformers, e=engine) for file in files]
-    assert category(stack) == f"model: {expected}"
+def test_what_the_models_forward_pass_calls_counts_as_the_model(files, expected):
+    assert category([in_full(file) for file in files]) == f"model: {expected}"
+
+
+def test_transformers_outside_a_forward_pass_is_no_model():
+    files = ["{t}/modeling_utils.py", "{e}/attention.py", "{e}/sampler.py"]
+    assert category([in_full(file) for file in files]) == "bookkeeping: sampler"
+
+
+def in_full(file: str) -> str:
+    packages, engine = "/x/site-packages", "/x/engines/local"
+    module = "/x/torch/nn/modules/module.py"
+    return file.format(t=f"{packages}/transformers", m=module, e=engine)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.types import Context
 
@@ -33,7 +35,7 @@ class Node:
         num_tokens: length of the path, ``pending`` included.
         slots: pool slots of the computed tokens of the whole path; None: the parent's are to
             be computed first.
-        hidden: [d] last hidden state, from which the next token is drawn; None: not computed.
+        state: which of the last hidden states is its own; None: it is not computed.
         queued: whether a run that computes it is under way.
     """
 
@@ -42,7 +44,7 @@ class Node:
     sampled: bool
     num_tokens: int
     slots: IntArray | None
-    hidden: Tensor | None = None
+    state: int | None = None
     queued: bool = False
 
 
@@ -77,6 +79,8 @@ class ContextTree:
         self._nodes: list[Node] = []
         self._prompts: dict[tuple[int, ...], int] = {}
         self._generation = 0
+        self._states = torch.empty(0)
+        self._num_states = 0
 
     def __getitem__(self, index: int) -> Node:
         return self._nodes[index]
@@ -84,6 +88,7 @@ class ContextTree:
     def clear(self) -> None:
         """Forget everything; older handles are refused from now on."""
         self._nodes, self._prompts = [], {}
+        self._states, self._num_states = torch.empty(0), 0
         self._generation += 1
 
     def open(self, token_ids: Sequence[int]) -> LocalContext:
@@ -98,7 +103,7 @@ class ContextTree:
         """Tokens that the policy did not sample behind a node."""
         node = self._nodes[parent]
         pending = tuple(map(int, token_ids))
-        slots = None if node.hidden is None else node.slots
+        slots = None if node.state is None else node.slots
         self._nodes.append(Node(parent, pending, False, node.num_tokens + len(pending), slots))
         return self._handle(len(self._nodes) - 1)
 
@@ -142,7 +147,7 @@ class ContextTree:
         """
         nodes: list[int] = []
         node = target
-        while node >= 0 and self._nodes[node].hidden is None:
+        while node >= 0 and self._nodes[node].state is None:
             if self._nodes[node].queued:
                 return ()
             nodes.append(node)
@@ -164,10 +169,26 @@ class ContextTree:
             np.concatenate([before, own_slots]),
         )
 
-    def settle(self, index: int, slots: IntArray, hidden: Tensor) -> None:
-        """Write down that a node is computed; ``hidden`` is [d]."""
-        node = self._nodes[index]
-        node.slots, node.hidden, node.pending, node.queued = slots, hidden, (), False
+    def settle(self, computed: Sequence[tuple[int, IntArray]], hidden: Tensor) -> None:
+        """Write down what is now known of k nodes.
+
+        Args:
+            computed: each node and the pool slots of its path.
+            hidden: [k, d] their last hidden states, from which the next tokens are drawn.
+        """
+        first, self._num_states = self._num_states, self._num_states + len(computed)
+        if self._num_states > len(self._states):
+            more = hidden.new_empty((max(first, len(computed)), hidden.shape[1]))
+            self._states = torch.cat([self._states[:first], more]) if first else more
+        self._states[first : self._num_states] = hidden
+        for state, (index, slots) in enumerate(computed, first):
+            node = self._nodes[index]
+            node.slots, node.state, node.pending, node.queued = slots, state, (), False
+
+    def hidden(self, nodes: Sequence[int]) -> Tensor:
+        """[k, d] last hidden states of k computed nodes."""
+        states = np.array([self._nodes[index].state for index in nodes], np.int64)
+        return self._states[to_device(states, self._states.device)]
 
     def _handle(self, index: int) -> LocalContext:
         return LocalContext(index, self._generation, self._nodes[index].num_tokens)

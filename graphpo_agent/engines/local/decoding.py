@@ -123,7 +123,7 @@ class Running:
         is_eos = self._is_eos[token_ids]
         is_stop = self._stopped(places, token_ids) & ~is_eos
         ended = is_eos | is_stop | (steps + 1 == self._limits[places])
-        for i in np.flatnonzero(ended):
+        for i in ended.nonzero()[0].tolist():
             self._reasons[places[i]] = _reason(bool(is_eos[i]), bool(is_stop[i]))
         self.ended[places] = ended
         return places[ended]
@@ -149,7 +149,7 @@ class Running:
         """Whether the token completes a stop string at or after the least number of tokens."""
         possible = self._can_stop[self._stop_kinds[places], token_ids]
         possible &= self.counts[places] >= self._min_new_tokens[places]
-        for i in np.flatnonzero(possible):
+        for i in possible.nonzero()[0].tolist():
             place = places[i]
             drawn = self._token_ids[place, : self.counts[place]].tolist()
             stop = self._stop_strings[self._stop_kinds[place]]

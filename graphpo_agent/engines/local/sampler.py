@@ -293,9 +293,8 @@ class LocalPolicy:
                     last.append(start + end - piece.start - 1)
             run.done = max(run.done, piece.end)
             start += piece.num_queries
-        states = hidden[self._tensor(np.array(last, np.int64))].unbind()
-        for (index, slots), state in zip(settled, states, strict=True):
-            self._contexts.settle(index, slots, state)
+        if settled:
+            self._contexts.settle(settled, hidden[self._tensor(np.array(last))])
         self._runs = [run for run in self._runs if run.done < len(run.token_ids)]
 
     def _start(self) -> tuple[IntArray, Tensor]:
@@ -304,21 +303,17 @@ class LocalPolicy:
         Returns:
             [R] their places and the [R, d] hidden states of their prefixes.
         """
-        hidden = [self._contexts[one.node].hidden for one in self._starting]
-        ready = [
-            (one, state)
-            for one, state in zip(self._starting, hidden, strict=True)
-            if state is not None
-        ]
+        waiting: list[Continuation] = []
+        ready: list[Continuation] = []
+        for one in self._starting:
+            (waiting if self._contexts[one.node].state is None else ready).append(one)
+        self._starting = waiting
         if not ready:
             return np.empty(0, np.int64), self._head.weight[:0]
-        self._starting = [
-            one for one, state in zip(self._starting, hidden, strict=True) if state is None
-        ]
-        places = np.array([self._running.add(one) for one, _ in ready])
-        columns = np.array([self._columns_of(one) for one, _ in ready])
-        self._rows.add(places, [self._slots(one.node) for one, _ in ready], columns)
-        return places, torch.stack([state for _, state in ready])
+        places = np.array([self._running.add(one) for one in ready])
+        columns = np.array([self._columns_of(one) for one in ready])
+        self._rows.add(places, [self._slots(one.node) for one in ready], columns)
+        return places, self._contexts.hidden([one.node for one in ready])
 
     def _columns_of(self, one: Continuation) -> int:
         return self._rows.columns(one.num_tokens, one.max_new_tokens)
