@@ -31,6 +31,7 @@ from graphpo_agent.config_methods import MethodConfig, PrmMethod
 from graphpo_agent.config_state import FrozenSummaryState, KeyState
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.forward import check_flat_layout
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.model import (
@@ -114,6 +115,7 @@ def build_policy(config: RunConfig) -> Policy:
     if isinstance(engine, LocalEngineConfig):
         model, tokenizer = load_model(path, dtype, device_of(config.model)), HfTokenizer.load(path)
         check_vocabulary(model, tokenizer)
+        check_flat_layout(model, ComputeOptions(autocast=config.model.autocast))
         return LocalPolicy(model, tokenizer, gib(engine.max_batch_gib), config.model.autocast)
     options = _vllm_options(engine, config.model)
     require_vllm(options)

@@ -1,12 +1,15 @@
 """What a configuration says reaches the engine that is built from it."""
 
+import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from transformers import GraniteConfig, GraniteForCausalLM
 
-from graphpo_agent.build import build_engine, build_sft_engine
+from graphpo_agent.build import build_engine, build_policy, build_sft_engine
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local.options import (
@@ -15,6 +18,7 @@ from graphpo_agent.engines.local.options import (
     OptimizerOptions,
     UpdateOptions,
 )
+from graphpo_agent.errors import ModelError
 from tests.worlds import ROOT, run_arguments
 
 OPTIMIZER = {
@@ -103,6 +107,19 @@ def test_the_bound_of_what_runs_at_once_reaches_the_sampler(
     engine = cast(Any, build_engine(load_config(RunConfig, run[0], run[1:])))
     policy = engine.policy
     assert policy._max_columns == int(gib * 2**30) // policy._shape.bytes_per_token
+
+
+def test_a_model_whose_logits_are_more_than_its_head_is_not_sampled_either(
+    reach: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(reach / "policy", tmp_path / "granite")
+    values = json.loads((directory / "config.json").read_text())
+    values |= {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    config = GraniteConfig(**values, logits_scaling=8.0)
+    GraniteForCausalLM(config).save_pretrained(directory)
+    run = run_arguments(reach, tmp_path, f"model.path={directory}")
+    with pytest.raises(ModelError, match="changes its attention or its logits"):
+        build_policy(load_config(RunConfig, run[0], run[1:]))
 
 
 def test_every_setting_of_a_warm_start_reaches_the_engine(reach: Path) -> None:

@@ -11,7 +11,12 @@ from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.model import load_model
-from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions, UpdateOptions
+from graphpo_agent.engines.local.options import (
+    ComputeOptions,
+    ImitationOptions,
+    OptimizerOptions,
+    UpdateOptions,
+)
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError, GraphError, ModelError, RunError
 from graphpo_agent.rollout.scheduler import complete
@@ -330,6 +335,54 @@ def test_a_resumed_run_is_bit_identical(make_model, tokenizer, tmp_path, dtype):
     assert log == expected
     for name, value in straight.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_what_is_saved_while_the_policy_samples_has_the_precision_of_the_weights(
+    make_model, tokenizer, tmp_path
+):
+    model = make_model().float()
+    compute = ComputeOptions(autocast=True)
+    engine = LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING, compute=compute)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    context = engine.policy.open([5, 6, 7])
+    ticket = engine.policy.submit(SampleRequest(context, 0, 4), SamplingParams())
+    assert engine.policy.advance() == []
+    engine.save_checkpoint(tmp_path / "step")
+    saved = load_model(str(tmp_path / "step"), device=model.device.type).state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in before.items())
+    ended = {}
+    while not ended:
+        ended.update(engine.policy.advance())
+    assert len(ended[ticket].token_ids) <= 4
+
+
+def test_a_policy_that_diverged_leaves_nothing_to_one_that_is_loaded(
+    make_model, tokenizer, tmp_path
+):
+    """Under autocast, where rows lie on shelves, and columns without a token are hidden only."""
+    model, compute = make_model().float(), ComputeOptions(autocast=True)
+    engine = LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING, compute=compute)
+    engine.save_checkpoint(tmp_path / "step")
+    policy = engine.policy
+
+    def drawn():
+        short = SampleRequest(policy.open([5, 6, 7]), 0, 20)
+        first = policy.submit(short, SamplingParams())
+        ended = dict(policy.advance())
+        long = SampleRequest(policy.open(list(range(10, 50))), 1, 20)
+        second = policy.submit(long, SamplingParams())
+        while len(ended) < 2:
+            ended.update(policy.advance())
+        policy.release()
+        return ended[first].token_ids, ended[second].token_ids
+
+    expected = drawn()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="not finite"):
+        complete(policy, [SampleRequest(policy.open(list(range(10, 40))), 0, 20)], SamplingParams())
+    engine.load_checkpoint(tmp_path / "step")
+    assert drawn() == expected
 
 
 def test_a_checkpoint_is_a_hugging_face_directory(make_model, tokenizer, tmp_path):

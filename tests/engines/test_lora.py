@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from graphpo_agent.engines.local.engine import LocalEngine
@@ -119,6 +119,71 @@ def test_the_saved_model_is_plain_and_has_the_adapters_in_it(
     assert torch.equal(logits(model), expected), "merging must not touch the trained model"
     for name, value in merged_weights(model).items():
         assert torch.equal(value, loaded.state_dict()[name])
+
+
+EXPERTS = {
+    "qwen3_moe": Qwen3MoeConfig(moe_intermediate_size=24, num_experts=4, mlp_only_layers=[0]),
+    "mixtral": MixtralConfig(num_local_experts=3, sliding_window=None),
+}
+
+
+def experts(kind, vocab_size):
+    config = EXPERTS[kind]
+    config.update(
+        {
+            "vocab_size": vocab_size,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+            "initializer_range": 0.3,
+        }
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("qwen3_moe", None),
+        ("qwen3_moe", ("q_proj", "down_proj")),
+        ("qwen3_moe", ("gate_proj", "up_proj")),
+        ("mixtral", ("gate",)),
+        ("mixtral", None),
+    ],
+)
+def test_adapters_of_experts_and_routers_are_in_the_saved_model(
+    tokenizer, tmp_path, kind, names, device
+):
+    def make(_family):
+        return experts(kind, tokenizer.vocab_size).to(device)
+
+    model = adapted(make, options=LoraOptions(3, 6.0, names), noise=0.3)
+    expected = logits(model)
+    engine = LocalEngine(model, tokenizer, OptimizerOptions(), UPDATING)
+    engine.save_model(tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), device=model.device.type)
+    torch.testing.assert_close(logits(loaded), expected, rtol=0, atol=1e-4)
+    assert (logits(make(kind)) - expected).abs().max() > 0.05
+
+
+def test_adapters_that_a_model_cannot_run_with_are_one_line(make_model, monkeypatch):
+    model = make_model()
+    fitting = type(model).forward
+
+    def looks_into_its_layer(self, *args, **kwargs):
+        self.model.layers[0].self_attn.q_proj.no_such_thing()
+        return fitting(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", looks_into_its_layer)
+    with pytest.raises(ConfigError, match=r"no_such_thing.*model\.lora\.target_modules") as caught:
+        add_adapters(model, OPTIONS)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_resumed_run_is_bit_identical(make_model, tokenizer, tmp_path):

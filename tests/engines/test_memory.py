@@ -5,7 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
@@ -179,6 +187,31 @@ def test_a_model_without_weights_has_the_sizes_of_the_model(make_model, tmp_path
     assert model_sizes(empty) == model_sizes(model)
     options = LoraOptions(2, 4.0)
     assert model_sizes(add_adapters(empty, options)) == model_sizes(add_adapters(model, options))
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        (GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50), 128),
+        (GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50, n_inner=80), 80),
+        (
+            OPTConfig(
+                hidden_size=32,
+                num_attention_heads=4,
+                num_hidden_layers=1,
+                ffn_dim=72,
+                vocab_size=50,
+                word_embed_proj_dim=32,
+            ),
+            72,
+        ),
+    ],
+)
+def test_families_that_name_their_width_otherwise_are_sized_too(config, width):
+    model = AutoModelForCausalLM.from_config(config)
+    sizes = model_sizes(model)
+    assert sizes.intermediate == width
+    assert sizes.weight_bytes == sum(p.nbytes for p in model.parameters())
 
 
 def test_the_total_is_that_of_the_larger_phase():

@@ -37,6 +37,22 @@ def model_dir(make_model, tmp_path):
     return tmp_path / "model"
 
 
+def test_a_generation_config_without_do_sample_can_be_saved_again(model_dir, tmp_path):
+    (model_dir / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    model = load_model(str(model_dir))
+    model.save_pretrained(tmp_path / "again")
+    kept = json.loads((tmp_path / "again/generation_config.json").read_text())
+    assert (kept["temperature"], kept["top_p"], kept["do_sample"]) == (0.6, 0.9, True)
+
+
+def test_a_generation_config_that_contradicts_itself_is_one_line(model_dir):
+    written = {"early_stopping": True, "num_beams": 1}
+    (model_dir / "generation_config.json").write_text(json.dumps(written))
+    with pytest.raises(ModelError, match=r"generation_config\.json contradicts itself") as caught:
+        load_model(str(model_dir))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_saved_model_loads_in_the_asked_precision(model_dir, make_model):
     model = load_model(str(model_dir), torch.float64)
     assert model.dtype == torch.float64

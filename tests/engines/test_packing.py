@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPTJConfig,
     GPTJForCausalLM,
     StableLmConfig,
@@ -297,6 +299,7 @@ def test_a_model_that_reshapes_its_logits_is_refused(make_model):
         (GPTJConfig, GPTJForCausalLM, {"rotary_dim": 4}, "attention interface"),
         (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8}, "softcap"),
         (StableLmConfig, StableLmForCausalLM, {}, "hand arguments on"),
+        (Gemma3TextConfig, Gemma3ForCausalLM, {"final_logit_softcapping": 30.0}, "caps its logits"),
     ],
 )
 def test_models_whose_attention_is_not_plain_are_refused(config, model, extra, message):

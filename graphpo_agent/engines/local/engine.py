@@ -202,6 +202,7 @@ class LocalEngine:
         Raises:
             RunError: they cannot be written.
         """
+        self.policy.rest()
         write_model(directory, self._model, self._tokenizer)
 
     def save_checkpoint(self, directory: Path) -> None:
@@ -210,6 +211,7 @@ class LocalEngine:
         Raises:
             RunError: it cannot be written.
         """
+        self.policy.rest()
         write_checkpoint(directory, self._model, self._tokenizer, self._optimizer, self._counters)
 
     def load_checkpoint(self, directory: Path) -> None:

@@ -40,6 +40,9 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 """All but cuDNN's, which takes long to prepare for every new shape; each row has its own."""
 
 
+_SOFT_CAP = "final_logit_softcapping"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """What the policy says of M trained tokens.
@@ -176,6 +179,11 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
     are more than the output head of the last hidden state (soft caps, scaled logits). Nor does it
     where the model cannot be computed in the precision of its weights at all.
     """
+    if getattr(model.config.get_text_config(), _SOFT_CAP, None):  # hardly shows in small logits
+        raise ModelError(
+            f"model {model.name_or_path} ({type(model).__name__}) caps its logits ({_SOFT_CAP}), "
+            "which the flat layout cannot express; use another model family"
+        )
     parent, offsets = np.array([-1, 0, 0]), np.array([0, 3, 5, 7])
     token_ids = np.arange(7) % output_head(model).weight.shape[0]
     mask = np.arange(7) >= 3

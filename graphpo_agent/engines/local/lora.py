@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from graphpo_agent.engines.local.model import output_head
+from graphpo_agent.engines.local.model import computable, output_head
 from graphpo_agent.errors import ConfigError, first_line
 
 __all__ = [
@@ -68,11 +68,15 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
         bias="none",
         task_type="CAUSAL_LM",
     )
+    plain = set(model.state_dict())
     try:
         model.add_adapter(config)
-    except ValueError as error:
-        reason = first_line(error)
-        raise ConfigError(f"model.lora does not fit {model.name_or_path}: {reason}") from error
+        _try_out(model, plain)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.lora does not fit {model.name_or_path}: {first_line(error)}; "
+            "name other layers in model.lora.target_modules"
+        ) from error
     name = str(model.name_or_path)
     if os.path.isdir(name):  # a checkpoint finds its base from anywhere
         (made,) = cast(Any, model).peft_config.values()
@@ -108,6 +112,32 @@ def _check_targets(model: PreTrainedModel, names: Collection[str]) -> None:
             )
 
 
+def _try_out(model: PreTrainedModel, plain: Collection[str]) -> None:
+    """Compute one token with the adapters, and see that they can be merged.
+
+    peft puts adapters around parts of models whose callers then miss something of theirs.
+
+    Args:
+        model: has adapters.
+        plain: the names of its weights before it had any.
+
+    Raises:
+        ValueError: the merged weights would not be those of the model.
+    """
+    from peft.tuners.lora import Embedding, Linear, LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
+
+    merged = {_plain(name) for name in model.state_dict() if ".lora_" not in name}
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    if merged != set(plain) or not all(
+        isinstance(layer, (Linear, Embedding, ParamWrapper)) for layer in layers
+    ):
+        raise ValueError("adapters of these layers cannot be merged into the model")
+    if model.device.type != "meta":
+        with torch.no_grad(), computable(model):
+            model(torch.zeros((1, 1), dtype=torch.long, device=model.device), use_cache=False)
+
+
 def has_adapters(model: PreTrainedModel) -> bool:
     """Whether ``add_adapters`` was called."""
     return model._hf_peft_config_loaded
@@ -126,18 +156,22 @@ def adapters_off(model: PreTrainedModel) -> Iterator[None]:
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The state dict of a plain model with the adapters added; other weights share memory."""
     from peft.tuners.lora import Embedding, Linear
+    from peft.tuners.lora.layer import ParamWrapper  # around experts and routers
 
-    weights = {
-        name.replace(".base_layer.", "."): value
-        for name, value in model.state_dict().items()
-        if ".lora_" not in name
-    }
+    values = model.state_dict().items()
+    weights = {_plain(name): value for name, value in values if ".lora_" not in name}
     for name, module in model.named_modules():
-        if isinstance(module, (Linear, Embedding)):
+        if isinstance(module, (Linear, Embedding, ParamWrapper)):
+            own = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
+            base = weights[f"{_plain(name)}.{own}"]
             delta = module.get_delta_weight("default").detach()
-            base = weights[f"{name}.weight"]
-            weights[f"{name}.weight"] = (base + delta).to(base.dtype)
+            weights[f"{_plain(name)}.{own}"] = (base + delta).to(base.dtype)
     return weights
+
+
+def _plain(name: str) -> str:
+    """The name without adapters of something in a model with adapters, which may be nested."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")
 
 
 def merged_model(model: PreTrainedModel) -> PreTrainedModel:

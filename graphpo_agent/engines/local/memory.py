@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
 from graphpo_agent.engines.local.model import head_dim
@@ -242,7 +242,7 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=_intermediate_size(config),
         query_width=heads * size,
         key_width=(config.to_dict().get("num_key_value_heads") or heads) * size,
         vocabulary=config.vocab_size,
@@ -253,6 +253,13 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
             if ".lora_A." in name and p.element_size() > itemsize
         ),
     )
+
+
+def _intermediate_size(config: PretrainedConfig) -> int:
+    """Width of the layers' inner products; most families call it so, GPT-2 and OPT otherwise."""
+    names = ("intermediate_size", "n_inner", "ffn_dim")
+    given = [size for name in names if (size := getattr(config, name, None))]
+    return given[0] if given else 4 * config.hidden_size
 
 
 def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -68,10 +68,35 @@ def load_model(
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(whole, info)
     context_limit(model.config)
+    _mend_generation(model)
     for directory in adapters:
         model = merge_adapters(model, directory)
     model.to(where)  # pyright: ignore[reportArgumentType] (transformers types self away)
     return model.eval()
+
+
+def _mend_generation(model: PreTrainedModel) -> None:
+    """Make generation_config.json one that can be saved with the model again.
+
+    Some models name a temperature and not that it is to be sampled.
+
+    Raises:
+        ModelError: it contradicts itself in another way.
+    """
+    config = model.generation_config
+    if config is None:
+        return
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        config.do_sample = True
+        try:
+            config.validate(strict=True)
+        except ValueError as error:
+            raise ModelError(
+                f"model {model.name_or_path}: generation_config.json contradicts itself: "
+                f"{' '.join(str(error).split())}; correct it"
+            ) from error
 
 
 def usable_device(name: str) -> torch.device:

@@ -163,7 +163,7 @@ class LocalPolicy:
                 if len(places):
                     self._draw(places, torch.cat([hidden, started_hidden]))
         if self._busy and not self._columns:
-            self._idle()
+            self.rest()
         ended, self._ended = self._ended, []
         return ended
 
@@ -172,9 +172,14 @@ class LocalPolicy:
         count, self._prefilled_tokens = self._prefilled_tokens, 0
         return count
 
+    def rest(self) -> None:
+        """Give the model its own attention and weights back until the next pass."""
+        self._attention.close()
+        self._busy = False
+
     def release(self) -> None:
         """Forget every context and unfinished continuation, and free their memory."""
-        self._idle()
+        self.rest()
         self._rounded = None
         if self._recorded is not None:
             self._recorded.clear()
@@ -206,11 +211,6 @@ class LocalPolicy:
             self._rounded = self._rounded or RoundedWeights(self._model)
             self._attention.enter_context(self._rounded.in_place())
         self._busy = True
-
-    def _idle(self) -> None:
-        """Give the model its own attention and weights back."""
-        self._attention.close()
-        self._busy = False
 
     # Before the pass: who gets a place, and what is to be computed for them
 

@@ -122,11 +122,8 @@ class Shelves:
         return own
 
     def clear(self) -> None:
-        """Give up all rows; on a GPU their memory too, which the update needs."""
-        for shelf in self.in_use:
-            shelf.drop(np.ones(len(shelf.members), np.bool_))
-        if self._shape.device.type != "cpu":
-            self._shelves = {}
+        """Give up all rows and their memory: the update needs it, and it may hold no numbers."""
+        self._shelves = {}
 
     def _with_room(self, capacity: int, num_rows: int) -> "Shelf":
         """A shelf to add rows to; where memory is short, the others give back what is unused."""
