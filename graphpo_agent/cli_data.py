@@ -36,7 +36,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
     )
     toy.add_argument("world", choices=["kb", "hops", "reach", "trace"], help="which world")
     toy.add_argument("output", help="the directory that receives it")
-    toy.add_argument("knobs", nargs="*", help="difficulty and sizes: hops=1 seed=3 …")
+    toy.add_argument("knobs", nargs="*", default=[], help="difficulty and sizes: hops=1 seed=3 …")
     toy.set_defaults(run=_toy)
 
 
@@ -159,7 +159,9 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus", required=True, metavar="FILE", help='JSON lines: {"id", "contents"}'
     )
     build.add_argument("--out", required=True, metavar="DIR", help=_INDEX_OUT_HELP)
-    build.add_argument("overrides", nargs="*", metavar="option=value", help=_OPTIONS_HELP)
+    build.add_argument(
+        "overrides", nargs="*", default=[], metavar="option=value", help=_OPTIONS_HELP
+    )
     build.set_defaults(run=_index_build)
     info = actions.add_parser("info", help="print what an index is and what it needs")
     info.add_argument("directory", metavar="DIR", help="an index")
@@ -192,7 +194,9 @@ def _index_merge(options: argparse.Namespace) -> int:
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="an index")
-    parser.add_argument("overrides", nargs="*", metavar="option=value", help=_OPTIONS_HELP)
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="option=value", help=_OPTIONS_HELP
+    )
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines in")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument(

@@ -114,6 +114,7 @@ def sft(config_path: str, overrides: Sequence[str]) -> int:
     """``graphpo sft``."""
     config = load_config(SftConfig, config_path, overrides)
     check_model_output(Path(config.output))
+    check_apart([Path(config.output)], [Path(config.model.path)])
     set_threads(config.threads)
     demonstrations = load_demonstrations(Path(config.demonstrations))
     if config.observations:

@@ -32,6 +32,10 @@ _WORLDS: Mapping[str, tuple[Callable[..., None], Callable[..., tuple[str, ...]]]
 """How each is made, and the phrases of its texts; some need the same arguments."""
 
 
+_NEEDED = ("num_train", "num_heldout", "num_demonstrations", *_MODEL_KNOBS)
+"""Knobs of which a world or a model has at least one."""
+
+
 def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
     """Write a world and ``untrained/``, a random Qwen2 with a tokenizer for it.
 
@@ -80,8 +84,9 @@ def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     except NotYaml:
         raise ConfigError(f"knob {text!r:.200}: the value must be a number") from None
     whole = isinstance(number, int) and not isinstance(number, bool)
-    if known[name] is int and not (whole and number >= 0):
-        raise ConfigError(f"knob {text!r}: the value must be a whole number of at least 0")
+    least = int(name in _NEEDED)
+    if known[name] is int and not (whole and least <= number < 2**63):
+        raise ConfigError(f"knob {text!r}: the value must be a whole number of at least {least}")
     if not (whole or isinstance(number, float)):
         raise ConfigError(f"knob {text!r}: the value must be a number")
     return name, number

@@ -21,6 +21,7 @@ from graphpo_agent.build import (
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import dump_config
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.errors import RunError
 from graphpo_agent.evals.heldout import Evaluation, check_outages, evaluate
@@ -32,7 +33,13 @@ from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.protocols import Engine, Expander
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
-from graphpo_agent.report.run_dir import Progress, RunDirectory, read_json, write_atomically
+from graphpo_agent.report.run_dir import (
+    Progress,
+    RunDirectory,
+    command_line,
+    read_json,
+    write_atomically,
+)
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
@@ -126,6 +133,7 @@ def train(
         checkpoint = run.latest_checkpoint()
         setup.load(checkpoint)
         progress = run.rewind(checkpoint)
+        run.record_resume(dump_config(config), command_line())  # what cannot go on changes nothing
     started = time.monotonic() - progress.seconds
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
     after = None

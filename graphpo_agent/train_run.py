@@ -93,7 +93,7 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
             run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
         else:
             run = RunDirectory.existing(path)
-            header += _resume(run, config)
+            header += _changes(run, config)
         console.start(config.train.steps, header)
         try:
             after = train(config, setup, run, console, resume is not None)
@@ -118,7 +118,8 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         else:
             run = RunDirectory.existing(path)
             rewind_logs(run)
-            header += _resume(run, config)
+            header += _changes(run, config)
+            run.record_resume(dump_config(config), command_line())
         console.start(config.train.steps, header)
         try:
             train_through_verl(config, run, console, resume is not None)
@@ -127,11 +128,9 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     return _finished(run, config, after=None, model=None)
 
 
-def _resume(run: RunDirectory, config: RunConfig) -> list[str]:
-    """Write down how a run goes on, and say what is another from now on."""
-    changed = changed_settings(run, config)
-    run.record_resume(dump_config(config), command_line())
-    return [f"from here on {change}" for change in changed]
+def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
+    """What is another from now on, in lines for the reader."""
+    return [f"from here on {change}" for change in changed_settings(run, config)]
 
 
 def changed_settings(run: RunDirectory, config: RunConfig) -> list[str]:

@@ -1,5 +1,6 @@
 """Warm starts through the command line and the function under it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_a_directory_that_is_no_model_is_not_replaced(
     assert main(["sft", *sft_arguments(reach, f"output={tmp_path}")]) == 2
     assert str(tmp_path) in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_model_is_not_replaced_by_its_own_warm_start(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(reach / "policy", tmp_path / "policy")
+    before = (model / "model.safetensors").read_bytes()
+    overrides = [f"model.path={model}", f"output={tmp_path}/./policy"]
+    assert main(["sft", *sft_arguments(reach, *overrides)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "is also an input" in error
+    assert (model / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("output", ["thesis.txt", "thesis.txt/policy", "."])

@@ -38,7 +38,14 @@ def test_hops_can_be_written_in_the_hermes_dialect(tmp_path: Path) -> None:
             assert reply.role == "user" and "<tool_response>" in reply.text
 
 
-@pytest.mark.parametrize("knob", ["dialect=hermes", "hops=2", "skill=0.5", "limit=[1"])
+@pytest.mark.parametrize(
+    "knob",
+    [
+        *("dialect=hermes", "hops=2", "skill=0.5", "limit=[1"),
+        *("num_train=0", "num_heads=0", "num_layers=0", "max_context_tokens=0"),
+        f"seed={2**63}",
+    ],
+)
 def test_a_knob_of_another_world_is_refused(
     knob: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -455,6 +455,27 @@ def test_overrides_of_a_resumed_run_are_told_and_kept(
     assert "complete after step 2;" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "change", ["model.lora={rank: 2}", "method={name: pros, group_size: 4}", "train.steps=9"]
+)
+def test_a_resume_that_fails_changes_nothing(
+    change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    kept = run / "metrics.jsonl"
+    if change == "train.steps=9":
+        kept = kept.rename(tmp_path / "mislaid.jsonl")
+    files = (run / "config.yaml", run / "manifest.json", kept)
+    before = [path.read_bytes() for path in files]
+    assert main(["train", "--resume", str(run), "train.steps=2", change]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert [path.read_bytes() for path in files] == before
+    kept.rename(run / "metrics.jsonl")
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
+    assert rows(run)[-1]["step"] == 2
+
+
 def test_a_run_that_never_reached_a_checkpoint_is_replaced(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -326,7 +326,7 @@ def run(quick: bool, out: Path, command: str) -> None:
     result: dict[str, Any] = {"command": command, "machine": machine(), "rows": []}
     with tempfile.TemporaryDirectory() as directory:
         for case in cases(quick):
-            row = measure(case, 1 if quick else 3 if case.model == "0.2M" else 2, Path(directory))
+            row = measure(case, 1 if quick else 5 if case.model == "0.2M" else 3, Path(directory))
             print(f"{row['model']} {row['schedule']}: {row['of flat']:.0%} of flat", flush=True)
             result["rows"].append(row)
     write_result("sampling", result, _page(result), out)

@@ -78,7 +78,9 @@ def read_checkpoint(
     """
     path = directory / _STATE_FILE
     if not path.is_file():
-        raise RunError(f"checkpoint {directory}: {_STATE_FILE} is missing; name a checkpoint")
+        raise RunError(
+            f"checkpoint {directory}: {_STATE_FILE} is missing; name or keep whole checkpoints only"
+        )
     weights = None
     if not has_adapters(model):
         if under_adapters(str(directory))[1]:
