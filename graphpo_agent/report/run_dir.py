@@ -154,7 +154,10 @@ class RunDirectory:
             raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
         for log, size in sizes.items():
             if not log.is_file() or log.stat().st_size < size:
-                raise RunError(f"{log} is shorter than when {checkpoint.name} was written")
+                raise RunError(
+                    f"{log} is shorter than when {checkpoint.name} was written; put it back, or "
+                    "delete that checkpoint to go on from the one before"
+                )
         for log, size in sizes.items():
             os.truncate(log, size)
         return progress

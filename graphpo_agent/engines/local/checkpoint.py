@@ -115,7 +115,8 @@ def _read_state(
         state = {name: stored["optimizer"][name] for name in ("state", "param_groups")}
         return state, {name: int(stored["counters"][name]) for name in counters}
     except Exception as error:  # of no narrower kind, where the bytes are any bytes
-        raise RunError(f"{path} is damaged: {first_line(error)}; delete that checkpoint") from error
+        what = first_line(error).split(". ")[0]  # torch goes on to recommend loading with less care
+        raise RunError(f"{path} is damaged: {what}; delete that checkpoint") from error
 
 
 def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
