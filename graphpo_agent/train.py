@@ -23,7 +23,7 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config
 from graphpo_agent.data.stream import TaskStream
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.evals.heldout import Evaluation, check_outages, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
@@ -243,6 +243,11 @@ def _collect(
         credits = setup.method.assign_credit(
             [rollout.graph for rollout in rollouts], [rollout.classes for rollout in rollouts]
         )
+        if len(credits) != len(rollouts):
+            raise ConfigError(
+                f"method {setup.method.name}: assign_credit returned {len(credits)} credits for "
+                f"{len(rollouts)} graphs"
+            )
         grown += rollouts
         signal += [pair for pair in zip(rollouts, credits, strict=True) if pair[1].has_signal]
     graphs = [rollout.graph for rollout, _ in signal]

@@ -46,6 +46,8 @@ def answers_of(retriever: Retriever, queries: Sequence[str], topk: int) -> Seque
 
 
 def _checked(found: Sequence[list[Document]], name: str, count: int) -> Sequence[list[Document]]:
+    if not isinstance(found, Sequence):
+        raise ToolError(f"{name}.search returned {type(found).__name__}, no list of lists")
     if len(found) != count:
         raise ToolError(f"{name}.search returned {len(found)} lists for {count} queries")
     for document in (each for documents in found for each in documents):

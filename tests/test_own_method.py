@@ -35,6 +35,28 @@ def test_the_documented_example_trains(kb: Path, mine: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("def plan(self, growth):\n        return None", "plan returned None, want a Plan"),
+        (
+            "def assign_credit(self, graphs, classes):\n        return []",
+            "assign_credit returned 0 credits for",
+        ),
+    ],
+)
+def test_a_method_that_breaks_its_contract_is_one_line(
+    kb: Path, mine: Path, broken: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"from graphpo_docs_mine import Median\n\n\nclass Broken(Median):\n    {broken}\n"
+    module = f"graphpo_docs_{broken.split('(')[0].removeprefix('def ')}"  # each imported anew
+    (mine / f"{module}.py").write_text(text)
+    method = OWN.replace("graphpo_docs_mine:Median", f"{module}:Broken")
+    assert main(["train", *run_arguments(kb, mine / "run"), method]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("method", "says"),
     [
         ("{name: own}", "method.object: is missing"),

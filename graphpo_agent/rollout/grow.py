@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import RewardError
+from graphpo_agent.errors import ConfigError, RewardError
 from graphpo_agent.graph.budget import Budget, Ledger
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
 from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Growth
+from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.method import Method
 from graphpo_agent.protocols import (
     Counting,
@@ -257,6 +257,8 @@ class Grower:
                 decode=lambda ids: policy.tokenizer.decode(ids),
             )
         )
+        if not isinstance(plan, Plan):
+            raise ConfigError(f"method {method.name}: plan returned {plan!r:.60}, want a Plan")
         one.memory = plan.memory
         one.reached, one.active = np.zeros(0, np.int64), np.array(plan.waiting, np.int64)
         one.ledger.saved += plan.saved

@@ -155,6 +155,7 @@ def test_misconfiguration_and_bugs_are_not_hidden(error):
     ("found", "says"),
     [
         ([[OAK]], "Strange.search returned 1 lists for 2 queries"),
+        (None, "Strange.search returned NoneType, no list of lists"),
         ([["oak"], []], "Strange.search found 'oak', which is no Document"),
     ],
 )
