@@ -113,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help=_OVERRIDES_HELP
+    )
+
+
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
@@ -155,9 +161,7 @@ def _engine_override(kind: str) -> list[str]:
 
 def _sft_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help=_CONFIG_HELP)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help=_OVERRIDES_HELP
-    )
+    _add_overrides(parser)
     parser.set_defaults(run=_sft)
 
 
@@ -169,9 +173,7 @@ def _sft(options: argparse.Namespace) -> int:
 
 def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help=_CONFIG_HELP)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help=_OVERRIDES_HELP
-    )
+    _add_overrides(parser)
     parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's train file")
     parser.add_argument("--count", type=_count, default=8, help="how many tasks (8)")
     parser.add_argument("--out", required=True, metavar="FILE", help="graphpo.graph/1 lines")
@@ -188,9 +190,7 @@ def _rollout(options: argparse.Namespace) -> int:
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help=_CONFIG_HELP)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help=_OVERRIDES_HELP
-    )
+    _add_overrides(parser)
     parser.add_argument("--tasks", metavar="FILE", help="instead of the held-out file")
     parser.add_argument("--samples", type=_count, default=1, help="trajectories per task (1)")
     parser.add_argument("--greedy", action="store_true", help="temperature 0")
@@ -281,9 +281,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="the configuration that grew the graphs")
     parser.add_argument("graphs", help="graphpo.graph/1 lines with tokens, as rollout writes them")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help=_OVERRIDES_HELP
-    )
+    _add_overrides(parser)
     parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's files")
     parser.add_argument(
         "--states",

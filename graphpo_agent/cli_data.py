@@ -151,6 +151,12 @@ def _grade(options: argparse.Namespace) -> int:
     return grade(options.kind, options.input, options.out, settings)
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="option=value", help=_OPTIONS_HELP
+    )
+
+
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser("build", help="index a corpus")
@@ -159,9 +165,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus", required=True, metavar="FILE", help='JSON lines: {"id", "contents"}'
     )
     build.add_argument("--out", required=True, metavar="DIR", help=_INDEX_OUT_HELP)
-    build.add_argument(
-        "overrides", nargs="*", default=[], metavar="option=value", help=_OPTIONS_HELP
-    )
+    _add_options(build)
     build.set_defaults(run=_index_build)
     info = actions.add_parser("info", help="print what an index is and what it needs")
     info.add_argument("directory", metavar="DIR", help="an index")
@@ -194,9 +198,7 @@ def _index_merge(options: argparse.Namespace) -> int:
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="an index")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="option=value", help=_OPTIONS_HELP
-    )
+    _add_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines in")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument(

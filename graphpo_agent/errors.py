@@ -19,6 +19,7 @@ __all__ = [
     "ToolError",
     "errors_at",
     "first_line",
+    "first_sentence",
 ]
 
 
@@ -78,3 +79,8 @@ def first_line(error: BaseException) -> str:
     """
     first, *more = (str(error).strip() or type(error).__name__).splitlines()
     return f"{first} {more[0].strip()}" if more and first.endswith(":") else first
+
+
+def first_sentence(error: BaseException) -> str:
+    """What is wrong with a file; torch's second sentence recommends to load it with less care."""
+    return first_line(error).split(". ")[0]

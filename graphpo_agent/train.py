@@ -23,11 +23,11 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config
 from graphpo_agent.data.stream import TaskStream
-from graphpo_agent.errors import ConfigError, RunError
+from graphpo_agent.errors import RunError
 from graphpo_agent.evals.heldout import Evaluation, check_outages, evaluate
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
-from graphpo_agent.methods.method import Credit, Method, training_sample
+from graphpo_agent.methods.method import Credit, Method, credits_of, training_sample
 from graphpo_agent.methods.prefix_pool import Grown, PrefixPool
 from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.protocols import Engine, Expander
@@ -240,14 +240,11 @@ def _collect(
         starts |= begun
         if setup.step_scoring is not None:
             rollouts = setup.step_scoring(rollouts, setup.engine.policy.tokenizer)
-        credits = setup.method.assign_credit(
-            [rollout.graph for rollout in rollouts], [rollout.classes for rollout in rollouts]
+        credits = credits_of(
+            setup.method,
+            [rollout.graph for rollout in rollouts],
+            [rollout.classes for rollout in rollouts],
         )
-        if len(credits) != len(rollouts):
-            raise ConfigError(
-                f"method {setup.method.name}: assign_credit returned {len(credits)} credits for "
-                f"{len(rollouts)} graphs"
-            )
         grown += rollouts
         signal += [pair for pair in zip(rollouts, credits, strict=True) if pair[1].has_signal]
     graphs = [rollout.graph for rollout, _ in signal]

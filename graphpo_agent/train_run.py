@@ -16,7 +16,7 @@ from graphpo_agent.evals.heldout import Evaluation
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.memory import describe_budget, describe_memory
-from graphpo_agent.methods.method import Credit
+from graphpo_agent.methods.method import Credit, credits_of
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
 from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
@@ -167,6 +167,7 @@ def write_run_report(run: RunDirectory, config: RunConfig) -> Path:
         classes = graph.given_classes
         if classes is None:
             classes = find_classes(graph, method.merging)
-        return method.assign_credit([graph], [classes])[0]
+        (credit,) = credits_of(method, [graph], [classes])
+        return credit
 
     return write_report(run.path, credit_of, decode)

@@ -32,7 +32,7 @@ from graphpo_agent.evals.heldout import leaves
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.grpo import Grpo
-from graphpo_agent.methods.method import Method, training_sample
+from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
@@ -79,7 +79,7 @@ class RunWorker:
         )
         if self.step_scoring is not None:
             (rollout,) = self.step_scoring([rollout], policy.tokenizer)
-        (credit,) = self.method.assign_credit([rollout.graph], [rollout.classes])
+        (credit,) = credits_of(self.method, [rollout.graph], [rollout.classes])
         metrics = rollout_metrics([rollout])
         metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
         if not credit.has_signal:

@@ -124,6 +124,22 @@ def test_an_index_is_built_described_and_used(
     assert capsys.readouterr().err.count("\n") == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["sft"], "config"),
+        (["calibrate"], "config, graphs"),
+        (["data", "toy", "kb"], "output"),
+        (["serve"], "DIR"),
+    ],
+)
+def test_only_what_is_required_is_called_so(
+    command: list[str], missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(command) == 2
+    assert f"are required: {missing} (see " in capsys.readouterr().err
+
+
 def test_overrides_may_stand_before_and_after_options(
     kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,12 +7,13 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.graph.samples import TrainingSample, to_sample
 from graphpo_agent.methods.growth import Growth, Plan
 
-__all__ = ["Credit", "Method", "Whiten", "training_sample"]
+__all__ = ["Credit", "Method", "Whiten", "credits_of", "training_sample"]
 
 Whiten = Literal["none", "batch"]
 
@@ -103,3 +104,20 @@ class Method(Protocol):
     ) -> list[Credit]:
         """The advantages of a batch of graphs, before whitening."""
         ...
+
+
+def credits_of(
+    method: Method, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]
+) -> list[Credit]:
+    """What the method's ``assign_credit`` says of each graph.
+
+    Raises:
+        ConfigError: it does not say one thing of each.
+    """
+    credits = method.assign_credit(graphs, classes)
+    if len(credits) != len(graphs):
+        raise ConfigError(
+            f"method {method.name}: assign_credit returned {len(credits)} credits for "
+            f"{len(graphs)} graphs"
+        )
+    return credits

@@ -18,7 +18,7 @@ from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.classes import CLASSES
 from graphpo_agent.methods.graphpo import GraphPO
-from graphpo_agent.methods.method import Credit, Method
+from graphpo_agent.methods.method import Credit, Method, credits_of
 from graphpo_agent.methods.prm import Prm
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.methods.tree_grpo import names_trees
@@ -198,7 +198,7 @@ def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -
             method.check_scores(batch)
         try:
             with np.errstate(over="raise", invalid="raise"):
-                credits = method.assign_credit(batch, classes)
+                credits = credits_of(method, batch, classes)
                 if method.whiten == "batch":
                     credits = whitened(batch, credits)
         except FloatingPointError:

@@ -208,7 +208,7 @@ class PolicyScheduler:
                 )
                 for thread in ended:
                     thread.result()
-                threads |= {asyncio.ensure_future(self._beside(work)) for _ in list(waiting)}
+                threads |= {asyncio.ensure_future(self._beside(work)) for _ in range(len(waiting))}
         finally:
             waiting.clear()
         return [results[place] for place in range(len(items))]

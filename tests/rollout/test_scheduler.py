@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.rollout import scheduler as scheduler_module
 from graphpo_agent.rollout.scheduler import PolicyScheduler, complete
 from graphpo_agent.types import SampleRequest, SamplingParams, ToolResult
 from tests.rollout.scripted import EOS, ScriptedPolicy, TokenContext
@@ -86,12 +87,15 @@ def test_each_item_has_its_own_result(overlap):
     assert scheduler.run(work) == [[n * n for n in range(count)] for count in (0, 1, 500)]
 
 
-def test_quick_items_share_a_thread_and_slow_ones_do_not_wait_for_another():
+def test_quick_items_share_a_thread(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "_LONG", PATIENCE)
     names = set()
     scheduler = PolicyScheduler(policy_of(), overlap=True)
     scheduler.run([scheduler.each(lambda _: names.add(threading.get_ident()), range(100))])
     assert len(names) == 1
 
+
+def test_slow_items_do_not_wait_for_another():
     together = threading.Barrier(20)
     scheduler = PolicyScheduler(policy_of(), overlap=True)
     (ranks,) = scheduler.run([scheduler.each(lambda _: together.wait(PATIENCE), range(20))])
@@ -99,7 +103,8 @@ def test_quick_items_share_a_thread_and_slow_ones_do_not_wait_for_another():
 
 
 @pytest.mark.parametrize("error", [IndexError("mine"), ToolError("mine"), StopIteration("mine")])
-def test_an_error_of_one_item_ends_the_run_and_no_more_are_begun(error):
+def test_an_error_of_one_item_ends_the_run_and_no_more_are_begun(error, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "_LONG", PATIENCE)
     begun = []
 
     def fail(item):

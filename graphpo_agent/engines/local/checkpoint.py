@@ -23,7 +23,7 @@ from graphpo_agent.engines.local.adapter_files import read_adapters, under_adapt
 from graphpo_agent.engines.local.lora import has_adapters, merged_model
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.errors import RunError, first_line
+from graphpo_agent.errors import RunError, first_line, first_sentence
 
 __all__ = ["read_checkpoint", "write_checkpoint", "write_model"]
 
@@ -115,8 +115,9 @@ def _read_state(
         state = {name: stored["optimizer"][name] for name in ("state", "param_groups")}
         return state, {name: int(stored["counters"][name]) for name in counters}
     except Exception as error:  # of no narrower kind, where the bytes are any bytes
-        what = first_line(error).split(". ")[0]  # torch goes on to recommend loading with less care
-        raise RunError(f"{path} is damaged: {what}; delete that checkpoint") from error
+        raise RunError(
+            f"{path} is damaged: {first_sentence(error)}; delete that checkpoint"
+        ) from error
 
 
 def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:

@@ -127,9 +127,8 @@ def _try_out(model: PreTrainedModel, plain: Collection[str]) -> None:
     from peft.tuners.lora import Embedding, Linear, LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
-    merged = {_plain(name) for name in model.state_dict() if ".lora_" not in name}
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    if merged != set(plain) or not all(
+    if set(_weights_beneath(model)) != set(plain) or not all(
         isinstance(layer, (Linear, Embedding, ParamWrapper)) for layer in layers
     ):
         raise ValueError("adapters of these layers cannot be merged into the model")
@@ -158,8 +157,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     from peft.tuners.lora import Embedding, Linear
     from peft.tuners.lora.layer import ParamWrapper  # around experts and routers
 
-    values = model.state_dict().items()
-    weights = {_plain(name): value for name, value in values if ".lora_" not in name}
+    weights = _weights_beneath(model)
     for name, module in model.named_modules():
         if isinstance(module, (Linear, Embedding, ParamWrapper)):
             own = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
@@ -167,6 +165,12 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
             delta = module.get_delta_weight("default").detach()
             weights[f"{_plain(name)}.{own}"] = (base + delta).to(base.dtype)
     return weights
+
+
+def _weights_beneath(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights that have adapters upon them or none, by their names without any."""
+    values = model.state_dict().items()
+    return {_plain(name): value for name, value in values if ".lora_" not in name}
 
 
 def _plain(name: str) -> str:

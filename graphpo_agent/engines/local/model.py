@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
-from graphpo_agent.errors import ModelError, first_line
+from graphpo_agent.errors import ModelError, first_line, first_sentence
 
 __all__ = [
     "check_vocabulary",
@@ -90,13 +90,13 @@ def _mend_generation(model: PreTrainedModel) -> None:
         config.validate(strict=True)
     except ValueError:
         config.do_sample = True
-        try:
-            config.validate(strict=True)
-        except ValueError as error:
-            raise ModelError(
-                f"model {model.name_or_path}: generation_config.json contradicts itself: "
-                f"{' '.join(str(error).split())}; correct it"
-            ) from error
+    try:
+        config.validate(strict=True)
+    except ValueError as error:
+        raise ModelError(
+            f"model {model.name_or_path}: generation_config.json contradicts itself: "
+            f"{' '.join(str(error).split())}; correct it"
+        ) from error
 
 
 def usable_device(name: str) -> torch.device:
@@ -141,12 +141,9 @@ def _reason(error: Exception, files: str) -> str:
     """
     if isinstance(error, StrictDataclassError):
         return f"config.json: {' '.join(str(error).split())}"
-    line = first_line(error)
     if isinstance(error, _DAMAGED_FILE):
-        # torch's second sentence recommends to load the file with less care.
-        what = line.split(". ")[0]
-        return f"{files} is damaged ({what}); copy it from the model again"
-    return line
+        return f"{files} is damaged ({first_sentence(error)}); copy it from the model again"
+    return first_line(error)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
