@@ -128,7 +128,7 @@ def test_an_index_is_built_described_and_used(
     ("command", "missing"),
     [
         (["sft"], "config"),
-        (["calibrate"], "config, graphs"),
+        (["calibrate"], "config, graphs, --out"),
         (["data", "toy", "kb"], "output"),
         (["serve"], "DIR"),
     ],
