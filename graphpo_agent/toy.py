@@ -2,7 +2,9 @@
 
 import inspect
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
 from graphpo_agent.data.toy_search import SearchWriting
 from graphpo_agent.data.toy_trace import make_trace, trace_phrases
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.directory_lock import directory_lock
+from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.rollout.dialects.base import Dialect, ToolCall
 from graphpo_agent.rollout.dialects.hermes import HermesDialect
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
@@ -39,6 +42,8 @@ _NEEDED = ("num_train", "num_heldout", "num_demonstrations", *_MODEL_KNOBS)
 def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
     """Write a world and ``untrained/``, a random Qwen2 with a tokenizer for it.
 
+    What is in the directory is replaced, or left as it is if anything fails; other files stay.
+
     Args:
         world: ``kb``, ``hops``, ``reach`` or ``trace``.
         directory: receives train, held-out and demonstration files (and corpus and index).
@@ -50,7 +55,9 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
         The model's number of parameters.
 
     Raises:
-        ConfigError: a knob that the world does not have.
+        ConfigError: a knob that the world does not have, knobs that do not go together, or another
+            process is writing there.
+        DataError: the directory cannot be written.
     """
     make, phrases = _WORLDS[world]
     known = {
@@ -60,25 +67,30 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
         if parameter.annotation in (int, float)
     }
     searches = "writing" in inspect.signature(make).parameters
-    writing, knobs = _writing(knobs) if searches else (WRITINGS["search_r1"], knobs)
-    values = dict(_knob(knob, known) for knob in knobs)
+    values = dict(_knob(knob, known | ({"dialect": str} if searches else {})) for knob in knobs)
+    writing = WRITINGS[values.pop("dialect", "search_r1")]
     model = {name: values.pop(name) for name in _MODEL_KNOBS if name in values}
     arguments = {**values, "writing": writing} if searches else values
-    make(directory, **arguments)
     named = inspect.signature(phrases).parameters
-    return make_toy_model(
-        directory / "untrained",
-        _texts(directory, writing),
-        phrases=phrases(**{name: arguments[name] for name in named if name in arguments}),
-        seed=values.get("seed", 0),
-        **model,
-    )
+    with _filled(directory) as new:
+        make(new, **arguments)
+        return make_toy_model(
+            new / "untrained",
+            _texts(new, writing),
+            phrases=phrases(**{name: arguments[name] for name in named if name in arguments}),
+            seed=values.get("seed", 0),
+            **model,
+        )
 
 
 def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or name not in known:
         raise ConfigError(f"knob {text!r}: write name=value with one of {', '.join(sorted(known))}")
+    if known[name] is str:
+        if value not in WRITINGS:
+            raise ConfigError(f"knob {text!r}: the value must be one of {', '.join(WRITINGS)}")
+        return name, value
     try:
         number = parse_yaml(value)
     except NotYaml:
@@ -87,22 +99,32 @@ def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     least = int(name in _NEEDED)
     if known[name] is int and not (whole and least <= number < 2**63):
         raise ConfigError(f"knob {text!r}: the value must be a whole number of at least {least}")
-    if not (whole or isinstance(number, float)):
-        raise ConfigError(f"knob {text!r}: the value must be a number")
+    if not (whole or isinstance(number, float)) or (known[name] is float and not 0 <= number <= 1):
+        raise ConfigError(f"knob {text!r}: the value must be a number in [0, 1]")
     return name, number
 
 
-def _writing(knobs: Sequence[str]) -> tuple[SearchWriting, list[str]]:
-    """The writing that a ``dialect`` knob names, Search-R1's without one, and the other knobs."""
-    dialect, others = "search_r1", list[str]()
-    for knob in knobs:
-        if knob.startswith("dialect="):
-            dialect = knob.removeprefix("dialect=")
-        else:
-            others.append(knob)
-    if dialect not in WRITINGS:
-        raise ConfigError(f"knob 'dialect={dialect}': write one of {', '.join(WRITINGS)}")
-    return WRITINGS[dialect], others
+@contextmanager
+def _filled(directory: Path) -> Iterator[Path]:
+    """A new directory whose entries move to ``directory`` if the ``with`` block succeeds."""
+    new, made_here = directory / ".new", not directory.exists()
+    busy = ConfigError(f"{directory}: another process is writing a world there; wait for it")
+    try:
+        with directory_lock(directory, busy):
+            try:
+                shutil.rmtree(new, ignore_errors=True)
+                new.mkdir()
+                yield new
+                for entry in new.iterdir():
+                    if (directory / entry.name).is_dir():
+                        shutil.rmtree(directory / entry.name)
+                    entry.rename(directory / entry.name)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+                if made_here and not any(directory.iterdir()):
+                    directory.rmdir()
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be written ({error.strerror or error})") from error
 
 
 def _observer(dialect: Dialect) -> Callable[[str, Sequence[Document]], Piece]:

@@ -43,7 +43,7 @@ def test_hops_can_be_written_in_the_hermes_dialect(tmp_path: Path) -> None:
     [
         *("dialect=hermes", "hops=2", "skill=0.5", "limit=[1"),
         *("num_train=0", "num_heads=0", "num_layers=0", "max_context_tokens=0"),
-        f"seed={2**63}",
+        *(f"seed={2**63}", "slip=1.5", "habit=-0.1", "slip=.nan", "slip=yes"),
     ],
 )
 def test_a_knob_of_another_world_is_refused(
@@ -53,6 +53,25 @@ def test_a_knob_of_another_world_is_refused(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and repr(knob) in error
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("knobs", [["hops=100"], ["num_heads=3"], ["dialect=latin"]])
+def test_a_world_that_cannot_be_made_leaves_what_is_there(
+    knobs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, new = tmp_path / "kb", tmp_path / "new"
+    make = ["data", "toy", "kb", str(place), *SIZES, "hops=1"]
+    assert main(make) == 0
+    (place / "own.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert main([*make, "seed=1", *knobs]) == 2
+    assert main(["data", "toy", "kb", str(new), *SIZES, *knobs]) == 2
+    assert capsys.readouterr().err.count("\n") == 2 and not new.exists()
+    assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert main([*make, "seed=1"]) == 0
+    after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert after.keys() == before.keys() and after[place / "own.txt"] == b"mine"
+    assert after[place / "train.jsonl"] != before[place / "train.jsonl"]
 
 
 def test_a_limit_makes_its_numbers_single_tokens(tmp_path: Path) -> None:

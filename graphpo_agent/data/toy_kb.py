@@ -235,7 +235,7 @@ def _draw_questions(
             questions[_question(chains)] = chains
     raise ConfigError(
         f"kb world: {len(names)} entities do not give {num_questions} different questions; "
-        "set fewer questions or more num_entities"
+        "set fewer questions or hops, or more num_entities"
     )
 
 
