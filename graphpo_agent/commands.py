@@ -36,7 +36,13 @@ from graphpo_agent.report.run_dir import (
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.sft import check_model_output, warm_start, with_observations
 from graphpo_agent.toy import make_toy
-from graphpo_agent.train_run import check_run, set_threads, train_run, write_run_report
+from graphpo_agent.train_run import (
+    check_new_run,
+    check_run,
+    set_threads,
+    train_run,
+    write_run_report,
+)
 from graphpo_agent.train_verl import check_verl
 from graphpo_agent.types import SamplingParams
 
@@ -66,6 +72,8 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
     else:
         raise ConfigError("train takes a configuration file or --resume RUN")
     check_run(config)
+    if resume is None:
+        check_new_run(config)
     if dry_run:
         print(dump_config(config), end="")
         _print_outlook(config)

@@ -17,6 +17,7 @@ from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.methods.method import Credit, credits_of
+from graphpo_agent.outputs import check_above
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
 from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
@@ -27,6 +28,7 @@ from graphpo_agent.train_verl import check_fresh, check_verl, rewind_logs, train
 __all__ = [
     "FinishedRun",
     "changed_settings",
+    "check_new_run",
     "check_run",
     "set_threads",
     "train_run",
@@ -64,6 +66,16 @@ def check_run(config: RunConfig) -> None:
     check_named(config)
     if isinstance(config.engine, VerlEngineConfig):
         check_settings(config)
+
+
+def check_new_run(config: RunConfig) -> None:
+    """Raise RunError where no run can be started, or where there is one."""
+    path = Path(config.output)
+    check_above(path / "config.yaml")
+    if path.is_dir():
+        with locked(path):
+            RunDirectory(path).check_new()
+            check_fresh(path)
 
 
 def set_threads(threads: int | None) -> None:

@@ -326,8 +326,13 @@ def test_a_run_is_not_overwritten(
     assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     before = contents(run)
     capsys.readouterr()
-    assert main(["train", *run_arguments(reach, run)]) == 2
-    assert "--resume" in capsys.readouterr().err
+    absent = f"model.path={tmp_path / 'absent'}"
+    for more in ([], [absent], ["--dry-run"]):
+        assert main(["train", *run_arguments(reach, run, *more)]) == 2
+        assert f"continue it with --resume {run}" in capsys.readouterr().err
+    below = run / "config.yaml/run"
+    assert main(["train", *run_arguments(reach, below), "--dry-run"]) == 2
+    assert f"{run / 'config.yaml'} is no directory" in capsys.readouterr().err
     assert before == contents(run)
 
 

@@ -57,7 +57,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     place = f"{path}:{number}"
-                    yield place, checked_row(place, parse_json(place, line), b"\\u" in line)
+                    row = parse_json(place, line.rstrip(b"\r\n"))
+                    yield place, checked_row(place, row, b"\\u" in line)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -72,7 +73,10 @@ def parse_json(place: str, text: bytes) -> Any:
     try:
         return _DECODER.decode(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not valid JSON ({error})") from error
+        # Of a row its place names the line.
+        one_line = isinstance(error, json.JSONDecodeError) and error.lineno == 1
+        reason = f"{error.msg} at column {error.colno}" if one_line else error
+        raise DataError(f"{place}: not valid JSON ({reason})") from error
 
 
 def checked_row(place: str, value: Any, escaped: bool) -> dict[str, Any]:

@@ -68,20 +68,26 @@ class RunDirectory:
         A run that ended before its first checkpoint left nothing to keep and is replaced.
         """
         run = cls(path)
-        if run.checkpoints():
-            raise RunError(
-                f"{path} already holds a run: continue it with --resume {path}, or set output=…"
-            )
-        if not run.manifest_path.exists():
-            for own in (run.config_path, run.metrics_path, run.graphs_path, path / "report.html"):
-                if own.exists():
-                    raise RunError(f"{own} is there and no run wrote it: set another output=…")
+        run.check_new()
         run.checkpoints_path.mkdir(parents=True, exist_ok=True)
         write_atomically(run.manifest_path, json.dumps(_manifest(seed, command), indent=2))
         run.metrics_path.write_text("")
         run.graphs_path.write_text("")
         write_atomically(run.config_path, config_yaml)
         return run
+
+    def check_new(self) -> None:
+        """Raise RunError where starting a run would lose another one's results, or a file."""
+        if self.checkpoints():
+            raise RunError(
+                f"{self.path} already holds a run: continue it with --resume {self.path}, "
+                "or set output=…"
+            )
+        if not self.manifest_path.exists():
+            page = self.path / "report.html"
+            for own in (self.config_path, self.metrics_path, self.graphs_path, page):
+                if own.exists():
+                    raise RunError(f"{own} is there and no run wrote it: set another output=…")
 
     @classmethod
     def existing(cls, path: Path) -> "RunDirectory":

@@ -138,6 +138,12 @@ def test_several_files_are_one_list_without_repeated_ids(tmp_path):
         load_tasks(one, two, two)
 
 
+def test_a_broken_row_is_named_by_its_line_in_the_file(tmp_path):
+    path = write_lines(tmp_path / "t.jsonl", json.dumps(GOOD_TASK), '{"id": "b",')
+    with pytest.raises(DataError, match=r"t\.jsonl:2: not valid JSON \(.* at column 12\)$"):
+        load_tasks(path)
+
+
 def test_invalid_utf8_is_refused(tmp_path):
     (tmp_path / "t.jsonl").write_bytes(b'{"id": "\xff"}\n')
     with pytest.raises(DataError, match=r"t\.jsonl:1: not valid JSON"):
