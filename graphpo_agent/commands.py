@@ -169,7 +169,7 @@ def rollout(
     write_atomically(Path(out), "\n".join(lines) + "\n")
     for name, value in rollout_metrics(rollouts).items():
         print(f"{name:28} {value:.4g}")
-    print(f"graphs: {out}")
+    print(f"graphs: {len(rollouts)} in {out}")
     return 0
 
 

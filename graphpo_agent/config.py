@@ -126,7 +126,7 @@ class SegmentMode(Strict):
     kind: Literal["segment"]
     segment_length: Positive
     max_response_tokens: Positive
-    delimiter: str | None = None
+    delimiter: Annotated[str, Field(min_length=1)] | None = None
     """When set, a segment goes on to the first delimiter at or after ``segment_length`` tokens."""
     prompt_template: str = "{question}"
     system_prompt: str | None = None

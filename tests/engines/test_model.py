@@ -107,7 +107,7 @@ def test_a_device_that_cannot_compute_is_one_line(device):
 
 def test_a_damaged_weight_file_is_one_line(model_dir):
     (model_dir / "model.safetensors").write_bytes(b"not a weight file")
-    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+    with pytest.raises(ModelError, match=r"cannot be loaded.* a weight file is damaged") as caught:
         load_model(str(model_dir))
     assert "\n" not in str(caught.value)
 

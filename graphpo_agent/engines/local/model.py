@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -32,6 +33,7 @@ _DAMAGED_FILE = (
     AttributeError,
     EOFError,
     IndexError,
+    SafetensorError,
     TypeError,
     pickle.UnpicklingError,
     struct.error,
