@@ -139,6 +139,7 @@ def allocate(
     options: MergeOptions,
     reallocate: Reallocate = "novel",
     scores: FloatArray | None = None,
+    all_active: IntArray | None = None,
 ) -> Allocation:
     """Halve the budget of redundant states and give what is saved to others (section 3.2).
 
@@ -157,11 +158,13 @@ def allocate(
         reallocate: to the most novel states first, to those with the most uncertain score
             S(1 − S) first (an undefined score counts 1/4), or to none. Ties by id.
         scores: [n] node scores so far; needed for ``uncertain``.
+        all_active: ``active`` and the active states of other layers, or to be expanded later: these
+            represent classes too. None: there are none.
 
     Returns:
         The budget; with b_h = 1 there is nothing to save.
     """
-    redundant = _redundant(graph, classes, active)
+    redundant = _redundant(graph, classes, active if all_active is None else all_active)[active]
     continuations = np.where(redundant, max(1, branching // 2), branching)
     saved = int((branching - continuations).sum())
     pool = carried + saved
@@ -185,7 +188,7 @@ def allocate(
 
 
 def _redundant(graph: RolloutGraph, classes: IntArray, active: IntArray) -> BoolArray:
-    """[num_active] whether another member represents the class of an active state."""
+    """[n] whether another member represents the class of an active state; True of other states."""
     tokens = np.where(graph.parent >= 0, graph.num_tokens, 0)
     for v in range(1, graph.num_nodes):
         tokens[v] += tokens[graph.parent[v]]
@@ -200,4 +203,4 @@ def _redundant(graph: RolloutGraph, classes: IntArray, active: IntArray) -> Bool
     first[1:] = classes[members[1:]] != classes[members[:-1]]
     represents = np.zeros(graph.num_nodes, np.bool_)
     represents[members[first]] = True
-    return ~represents[active]
+    return ~represents

@@ -72,6 +72,7 @@ class GraphPO:
                 options=self.merging,
                 reallocate=self.reallocate,
                 scores=scores,
+                all_active=growth.active,
             )
             counts[here], pool = allocation.continuations, allocation.saved_pool
             saved += allocation.saved

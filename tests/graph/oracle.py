@@ -160,11 +160,14 @@ def path_tokens(g, v):
     return 0 if v == g.root else path_tokens(g, g.parent[v]) + g.node[v].get("num_tokens", 1)
 
 
-def allocate(g, name, active, branching, carried, *, reallocate="novel", scores=None, **rules):
+def allocate(
+    g, name, active, branching, carried, *, elsewhere=(), reallocate="novel", scores=None, **rules
+):
     """(id -> continuations, pool left)"""
+    some = {*active, *elsewhere}
     given, redundant = {}, set()
     for q in set(name.values()):
-        members = [v for v in g.ids if name[v] == q and (v in active or g.children[v])]
+        members = [v for v in g.ids if name[v] == q and (v in some or g.children[v])]
         if members:
             members.sort(key=lambda v: (g.depth[v], path_tokens(g, v), v))
             redundant |= set(members[1:]) & set(active)

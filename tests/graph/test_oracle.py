@@ -117,7 +117,8 @@ def test_allocation(record, options, branching, carried, reallocate, data):
     classes = find_classes(graph, MergeOptions(**options))
     name = by_id(graph, graph.node_ids[classes])
     places = [v for v in graph.leaves.tolist() if not graph.terminal[v]]
-    active = np.array([v for v in places if data.draw(st.integers(0, 3)) > 0], np.int64)
+    every = np.array([v for v in places if data.draw(st.integers(0, 3)) > 0], np.int64)
+    active = np.array([v for v in every.tolist() if data.draw(st.integers(0, 3)) > 0], np.int64)
     credit = graph_credit(graph, classes, CreditOptions())
     found = allocate(
         graph,
@@ -128,6 +129,7 @@ def test_allocation(record, options, branching, carried, reallocate, data):
         options=MergeOptions(**options),
         reallocate=reallocate,
         scores=credit.score,
+        all_active=every,
     )
     rules = {k: v for k, v in options.items() if k != "threshold"}
     given_to, pool = oracle.allocate(
@@ -136,6 +138,7 @@ def test_allocation(record, options, branching, carried, reallocate, data):
         graph.node_ids[active].tolist(),
         branching,
         carried,
+        elsewhere=graph.node_ids[every].tolist(),
         reallocate=reallocate,
         scores=oracle.scores(slow, name),
         **rules,

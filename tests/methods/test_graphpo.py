@@ -35,6 +35,34 @@ def test_what_a_layer_saved_and_could_not_place_goes_to_the_next(layer, saved, c
     assert (plan.memory, plan.saved, plan.reallocated) == (left, 0, saved - left)
 
 
+@pytest.mark.parametrize(
+    ("parents", "active", "tokens", "counts"),
+    [
+        ((0, 0, 2), [1, 3], None, {1: 4, 3: 2}),  # both go on
+        ((0, 0, 2), [1, 3], 95, {1: 4}),  # the longer one waits
+        ((0, 0, 1), [2, 3], 85, {3: 2}),  # the shorter one waits
+    ],
+)
+def test_the_shortest_active_state_represents_its_class_whatever_its_layer(
+    parents, active, tokens, counts
+):
+    # All tokens cost 10 an edge, 100 a path; the last node and the one of depth 1 are one state.
+    graph = RolloutGraph.root("g", token_ids=[1])
+    for v, parent in enumerate(parents, 1):
+        key = "same" if v in active else f"state {v}"
+        graph = graph.append([NewNode(parent, (7,), (1,), (-1.0,), False, None, key=key)])
+    one = replace(
+        growth(graph, tokens=tokens),
+        active=np.array(active),
+        edge_tokens=10,
+        memory=0,
+        tokens_behind=lambda v: 100 - 10 * int(graph.depth[v]),
+    )
+    plan = GraphPO(schedule=(2, 4, 4)).plan(one)
+    assert {branch.node: branch.count for branch in plan.branches} == counts
+    assert plan.saved == sum(4 - count for count in counts.values())
+
+
 def test_graphpo_s_waves_continue_merged_states():
     graph = RolloutGraph.root("g", token_ids=[1])
     for v in range(1, GRAPH.num_nodes):
