@@ -123,6 +123,11 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     check_verl(config, training=True)
     path = resume or Path(config.output)
     header = [f"{config.method.name} → {path}"]
+
+    def going() -> None:  # what cannot go on changes nothing
+        if resume is not None:
+            run.record_resume(dump_config(config), command_line())
+
     with locked(path):
         if resume is None:
             check_fresh(path)
@@ -131,10 +136,9 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
             run = RunDirectory.existing(path)
             rewind_logs(run)
             header += _changes(run, config)
-            run.record_resume(dump_config(config), command_line())
         console.start(config.train.steps, header)
         try:
-            train_through_verl(config, run, console, resume is not None)
+            train_through_verl(config, run, console, resume is not None, going)
         finally:
             console.close()
     return _finished(run, config, after=None, model=None)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from graphpo_agent.build import (
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
-from graphpo_agent.config_file import dump_config
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
@@ -27,8 +27,8 @@ from graphpo_agent.engines.verl.launch import compose, environment, is_installed
 from graphpo_agent.engines.verl.rows import WeightedRow, weighted_rows
 from graphpo_agent.engines.verl.settings import advantage_terms, verl_engine, verl_settings
 from graphpo_agent.engines.verl.worker import GrownGraph
-from graphpo_agent.errors import ConfigError, RunError
-from graphpo_agent.evals.heldout import leaves
+from graphpo_agent.errors import ConfigError, RunError, ToolError, first_line
+from graphpo_agent.evals.heldout import check_outages, leaves
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.grpo import Grpo
@@ -52,6 +52,8 @@ __all__ = [
 ]
 
 WORKER = "graphpo_agent.train_verl:make_worker"
+_NEWEST = "latest_checkpointed_iteration.txt"
+"""Verl's file with the step of the newest checkpoint, written once that is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +82,26 @@ class RunWorker:
         if self.step_scoring is not None:
             (rollout,) = self.step_scoring([rollout], policy.tokenizer)
         (credit,) = credits_of(self.method, [rollout.graph], [rollout.classes])
-        metrics = rollout_metrics([rollout])
+        metrics = rollout_metrics([rollout]) | credit_metrics([credit])
         metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
-        if not credit.has_signal:
-            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics)
         sample = training_sample(rollout.graph, credit)
         rows = weighted_rows(sample, self.aggregation, self.horizon)
+        if not credit.has_signal or not rows.rows:
+            outage = self._outage(rollout, policy.tokenizer)
+            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, outage=outage)
         line = None
         if derive_seed(step, task.id) % self.prompts_per_step == 0:  # about one a step
             named = replace(rollout.graph, id=f"step-{step}/{task.id}")
             line = graph_to_json(named, credit.classes)
-        return GrownGraph(rows.rows, rows.total, metrics | credit_metrics([credit]), line)
+        return GrownGraph(rows.rows, rows.total, metrics, line)
+
+    def _outage(self, rollout: Rollout, tokenizer: Tokenizer) -> str | None:
+        """Why all paths of a graph were dropped."""
+        try:
+            check_outages([rollout], self.grower.outages, tokenizer.decode)
+        except ToolError as error:
+            return str(error)
+        return None
 
     def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
         """One trajectory of a held-out task, judged as ``evals.heldout`` does."""
@@ -154,6 +165,7 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
 
     Raises:
         ConfigError: verl refuses the settings, or is not installed.
+        ModelError: there is no such model.
     """
     if not is_installed():
         if not training:
@@ -162,10 +174,11 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
             'engine.kind is verl, which is not installed: pip install "graphpo-agent[verl]" on '
             'machines with GPUs, else "graphpo-agent[verl-cpu]"'
         )
+    engine = verl_engine(config)
     if training:
         build_tasks(config)
+        HfTokenizer.load(config.model.path)
     validate(_composed(config, Path(config.output)))
-    engine = verl_engine(config)
     gpus = engine.nodes * engine.gpus_per_node
     return [
         f"verl: {engine.nodes} × {engine.gpus_per_node} GPUs, FSDP2 over all of them, "
@@ -175,14 +188,15 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
 
 
 def _composed(config: RunConfig, run: Path, resume: bool = False) -> Any:
-    text = dump_config(config)
+    # As JSON, which is YAML, and without the sign that OmegaConf would put a value for.
+    text = json.dumps(config.model_dump(mode="json")).replace("$", r"\u0024")
     settings = verl_settings(config, run.resolve(), _device(config), WORKER, text, resume)
     return compose(settings, verl_engine(config).overrides)
 
 
 def check_fresh(path: Path) -> None:
     """Raise RunError where a run through verl has left a checkpoint."""
-    if any((path / "checkpoints").glob("global_step_*")):
+    if (path / "checkpoints" / _NEWEST).exists():
         raise RunError(
             f"{path} already holds a run: continue it with --resume {path}, or set output=…"
         )
@@ -193,7 +207,11 @@ def _device(config: RunConfig) -> str:
 
 
 def train_through_verl(
-    config: RunConfig, run: RunDirectory, console: RunConsole, resume: bool
+    config: RunConfig,
+    run: RunDirectory,
+    console: RunConsole,
+    resume: bool,
+    going: Callable[[], None],
 ) -> None:
     """Train until the last step.
 
@@ -202,6 +220,7 @@ def train_through_verl(
         run: exists; its logs end where the run goes on.
         console: where progress is shown.
         resume: go on from verl's newest checkpoint.
+        going: called once, when the first row of metrics is there.
 
     Raises:
         ConfigError: verl is not installed or refuses its settings.
@@ -209,7 +228,7 @@ def train_through_verl(
     """
     engine, device = verl_engine(config), _device(config)
     gpus = engine.gpus_per_node if device == "cpu" else None
-    watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60)
+    watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(
             _composed(config, run.path, resume),
@@ -225,8 +244,11 @@ def train_through_verl(
 class _Watch:
     """Shows the rows of a run's log as they come, and ends a run that is stuck."""
 
-    def __init__(self, metrics: Path, console: RunConsole, patience: float) -> None:
+    def __init__(
+        self, metrics: Path, console: RunConsole, patience: float, going: Callable[[], None]
+    ) -> None:
         self._metrics, self._console, self._patience = metrics, console, patience
+        self._going: Callable[[], None] | None = going
         self._shown = metrics.stat().st_size
         self._changed = time.monotonic()
 
@@ -251,6 +273,9 @@ class _Watch:
             rows = file.read().rpartition(b"\n")[0]
         if not rows:
             return False
+        if self._going is not None:
+            self._going()
+            self._going = None
         self._shown += len(rows) + 1
         for line in rows.splitlines():
             self._console.step(json.loads(line))
@@ -258,34 +283,58 @@ class _Watch:
 
 
 def rewind_logs(run: RunDirectory) -> int:
-    """Cut a run's logs back to verl's newest checkpoint.
+    """Cut a run's logs back to the checkpoint that it goes on from, and tell verl which that is.
+
+    It is the newest one whose step is in the log: verl writes the log last. A run that keeps one
+    checkpoint may have none such and goes on from that.
 
     Returns:
         Its step.
 
     Raises:
-        RunError: there is none.
+        RunError: there is none, or a log holds something else.
     """
-    newest = run.checkpoints_path / "latest_checkpointed_iteration.txt"
+    newest = run.checkpoints_path / _NEWEST
     if not newest.is_file():
         raise RunError(
             f"{run.path} ended before its first checkpoint: start it again without --resume"
         )
-    step = int(newest.read_text())
-    kept = [
-        line
-        for line in run.metrics_path.read_text().splitlines()
-        if json.loads(line)["step"] <= step
-    ]
-    write_atomically(run.metrics_path, _lines(kept))
-    graphs = [
-        line
-        for line in run.graphs_path.read_text().splitlines()
-        if int(json.loads(line)["id"].partition("/")[0].removeprefix("step-")) <= step
-    ]
-    write_atomically(run.graphs_path, _lines(graphs))
+    rows = _logged(run.metrics_path)
+    logged = [row["step"] for _, row in rows]
+    there = _checkpoint_steps(run.checkpoints_path)
+    if text := newest.read_text().strip():
+        there = [step for step in there if step <= int(text)]
+    else:  # torn: complete is what is in the log
+        there = [step for step in there if step in logged]
+    step = max([step for step in there if step in logged] or there, default=None)
+    if step is None:
+        raise RunError(
+            f"{run.checkpoints_path} holds no complete checkpoint any more; set another output=…"
+        )
+    graphs = _logged(run.graphs_path)
+    write_atomically(newest, str(step))
+    write_atomically(run.metrics_path, "".join(line for line, row in rows if row["step"] <= step))
+    write_atomically(run.graphs_path, "".join(line for line, row in graphs if _of(row) <= step))
     return step
 
 
-def _lines(kept: list[str]) -> str:
-    return "".join(f"{line}\n" for line in kept)
+def _checkpoint_steps(checkpoints: Path) -> list[int]:
+    """The steps of those that verl has begun to write."""
+    found = (path.parent.name for path in checkpoints.glob("global_step_*/actor"))
+    return [int(step) for name in found if (step := name.removeprefix("global_step_")).isdecimal()]
+
+
+def _logged(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of a log and what they hold; a last one that was cut off is left out."""
+    lines = path.read_text().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    try:
+        return [(line, json.loads(line)) for line in lines]
+    except ValueError as error:
+        raise RunError(f"{path}: not a log of a run: {first_line(error)}") from error
+
+
+def _of(graph: Mapping[str, Any]) -> int:
+    """The step that a line of graphs.jsonl is of; ``{"id": "step-3/task"}`` is of 3."""
+    return int(graph["id"].partition("/")[0].removeprefix("step-"))

@@ -71,7 +71,7 @@ def _override(config: Any, override: str) -> None:
     from omegaconf import OmegaConf, open_dict
 
     name, separator, value = override.partition("=")
-    if not separator:
+    if not separator or not name.lstrip("+"):
         raise ConfigError(f"engine.overrides: {override!r} is not name=value")
     parsed = OmegaConf.create(f"value: {value}").value
     with open_dict(config) if name.startswith("+") else nullcontext():
@@ -88,6 +88,7 @@ def validate(config: Any) -> None:
     Raises:
         ConfigError: they do not.
     """
+    from omegaconf.errors import OmegaConfBaseException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -98,7 +99,14 @@ def validate(config: Any) -> None:
                 use_reference_policy=need_reference_policy(config),
                 use_critic=need_critic(config),
             )
-    except (ValueError, AssertionError, KeyError, TypeError) as error:
+    except (
+        ValueError,
+        AssertionError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OmegaConfBaseException,
+    ) as error:
         raise ConfigError(f"verl refuses its configuration: {_line(error)}") from error
 
 
@@ -204,8 +212,10 @@ def _reason(error: Exception) -> GraphPOError:
         cause = inner
     if isinstance(cause, GraphPOError):
         return cause
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    where = ("full_key:", "object_type=")  # what hydra says last
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith(where)]
     return RunError(
-        f"a process of verl ended: {lines[-1].strip() if lines else type(error).__name__} (set "
+        f"a process of verl ended: {lines[-1] if lines else type(error).__name__} (set "
         "GRAPHPO_RAY_LOG=1 to see what the processes say)"
     )

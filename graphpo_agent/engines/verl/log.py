@@ -25,7 +25,6 @@ _NAMES = {
     "timing_s/save_checkpoint": "time/checkpoint",
 }
 _SUMMED = ("tokens/", "budget/")
-_ACCURACY = "val-core/heldout/reward/mean@"
 
 
 class RunLog:
@@ -88,8 +87,6 @@ def step_metrics(notes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _name(name: str) -> str:
-    if name.startswith(_ACCURACY):
-        return "eval/accuracy"
     own = ("eval/", "reward/", "rollout/", "tokens/", "budget/", "credit/", "update/")
     return name if name.startswith(own) else _NAMES.get(name, f"verl/{name}")
 

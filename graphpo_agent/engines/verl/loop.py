@@ -23,7 +23,7 @@ from verl.experimental.agent_loop.agent_loop import (
 from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
 from graphpo_agent.engines.verl.rows import WeightedRow
 from graphpo_agent.engines.verl.worker import GraphWorker, task_from_line
-from graphpo_agent.errors import GraphPOError
+from graphpo_agent.errors import GraphPOError, first_line
 from graphpo_agent.named import callable_of
 
 __all__ = ["AnswerLoop", "GraphLoop", "advantage_field"]
@@ -124,7 +124,7 @@ class GraphLoop(_Loop):
     ) -> list[_Row]:
         """The graph's rows; the first one brings the graph's metrics.
 
-        A user's mistake and an outage that ends a run come back as a row too: the trainer raises.
+        What ends a run comes back as a row too: the trainer raises.
         """
         del sampling_params  # the run's own, which the worker knows
         versions: list[int] = []
@@ -139,10 +139,11 @@ class GraphLoop(_Loop):
                 task_from_line(kwargs["task"]),
                 int(kwargs["global_steps"]),
             )
-        except GraphPOError as error:
-            return [self._row(_nothing(terms), 0.0, versions, {"total": 0.0, "error": str(error)})]
+        except Exception as error:  # verl would leave the prompt out without a word
+            note = {"total": 0.0, "error": _told(error)}
+            return [self._row(_nothing(terms), 0.0, versions, note)]
         notes: list[dict[str, Any]] = [{"total": grown.total} for _ in grown.rows]
-        notes[0] |= {"metrics": grown.metrics, "line": grown.line}
+        notes[0] |= {"metrics": grown.metrics, "line": grown.line, "outage": grown.outage}
         reward = grown.metrics.get("reward/mean", 0.0)
         rows = zip(grown.rows, notes, strict=True)
         return [self._row(row, reward, versions, note) for row, note in rows]
@@ -169,11 +170,17 @@ class AnswerLoop(_Loop):
                 task_from_line(kwargs["task"]),
                 int(kwargs["session_id"]),
             )
-        except GraphPOError as error:
+        except Exception as error:  # verl would leave the task out of the accuracy
             nothing = _nothing(int(self.config.graphpo.terms))
-            return self._row(nothing, 0.0, versions, {}, {"counts": False, "error": str(error)})
+            return self._row(nothing, 0.0, versions, {}, {"counts": False, "error": _told(error)})
         verdict = {"counts": reward is not None, "error": None}
         return self._row(row, reward or 0.0, versions, {}, verdict)
+
+
+def _told(error: Exception) -> str:
+    """An error in one line; that of a program's mistake with its kind."""
+    own = isinstance(error, GraphPOError)
+    return str(error) if own else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _nothing(terms: int) -> WeightedRow:

@@ -3,12 +3,13 @@
 Imported by verl's processes only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from threading import Thread
 from typing import Any
 
@@ -27,7 +28,7 @@ from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.log import RunLog, step_metrics
 from graphpo_agent.engines.verl.loop import advantage_field
 from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, ToolError
 
 __all__ = ["TRAINER", "GraphTrainer"]
 
@@ -125,6 +126,9 @@ class GraphTrainer(PPOTrainerSync):
         for note in notes:
             if note.get("error"):
                 raise RunError(note["error"])
+        grown = [note for note in notes if "metrics" in note]
+        if all(note.get("outage") for note in grown):
+            raise ToolError(grown[0]["outage"])
         self._metrics = step_metrics(notes)
         self._run_log.log_graph(notes)
         trained = [i for i, note in enumerate(notes) if note["total"] > 0]
@@ -217,16 +221,14 @@ class GraphTrainer(PPOTrainerSync):
         for error in filter(None, infos.pop("error")):
             raise RunError(error)
         counting = [i for i, counts in enumerate(infos.pop("counts")) if counts]
-        left_out = {"eval/outages": float(len(data_sources) - len(counting))}
+        ours = {"eval/outages": float(len(data_sources) - len(counting))}
         if not counting:
-            return left_out
-        return left_out | super()._val_metrics_update(
-            [data_sources[i] for i in counting],
-            [sample_uids[i] for i in counting],
-            {name: [values[i] for i in counting] for name, values in infos.items()},
-            [sample_turns[i] for i in counting],
-            expected_acc_counts,
-        )
+            return ours
+        uids = [sample_uids[i] for i in counting]
+        infos = {name: [values[i] for i in counting] for name, values in infos.items()}
+        ours["eval/accuracy"] = _mean_over_tasks(uids, infos["reward"])
+        sources, turns = ([some[i] for i in counting] for some in (data_sources, sample_turns))
+        return ours | super()._val_metrics_update(sources, uids, infos, turns, expected_acc_counts)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *others: Any, **named: Any
@@ -237,6 +239,14 @@ class GraphTrainer(PPOTrainerSync):
         metrics["update/optimizer_steps"] = float(
             self._update.minibatches * self.config.actor_rollout_ref.actor.ppo_epochs
         )
+
+
+def _mean_over_tasks(tasks: Sequence[str], rewards: Sequence[float]) -> float:
+    """The mean over tasks of the mean reward of a task's answers, as many as there are."""
+    of_task: dict[str, list[float]] = {}
+    for task, reward in zip(tasks, rewards, strict=True):
+        of_task.setdefault(task, []).append(reward)
+    return fmean(fmean(own) for own in of_task.values())
 
 
 def _column(batch: KVBatchMeta, name: str) -> list[Any]:

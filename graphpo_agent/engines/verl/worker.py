@@ -22,12 +22,14 @@ class GrownGraph:
         metrics: of the graph; names with ``tokens/`` and ``budget/`` are summed over a step, the
             others averaged.
         line: the graph as a line of ``graphs.jsonl``; None for most.
+        outage: why all its paths were dropped; None: some count.
     """
 
     rows: list[WeightedRow]
     total: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     line: str | None = None
+    outage: str | None = None
 
 
 class GraphWorker(Protocol):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
@@ -13,7 +14,7 @@ from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
 from graphpo_agent.engines.verl.settings import check_settings, verl_settings
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.train_verl import check_fresh, rewind_logs
+from graphpo_agent.train_verl import _composed, check_fresh, rewind_logs
 from tests.worlds import ROOT, files_of_at_most
 
 REACH = ROOT / "configs/toy/reach.yaml"
@@ -161,7 +162,7 @@ def test_metrics_have_our_names_where_they_mean_the_same() -> None:
     data = {
         "actor/grad_norm": 0.5,
         "reward/mean": 0.25,
-        "val-core/heldout/reward/mean@4": 0.75,
+        "eval/accuracy": 0.75,
         "perf/throughput": 3,
         "actor/kl": float("nan"),
         "table": ["no number"],
@@ -207,14 +208,23 @@ def test_a_log_of_a_full_disk_is_named_and_keeps_its_rows(tmp_path: Path) -> Non
     assert path.read_text() == before
 
 
+def checkpoint(run: RunDirectory, step: int) -> None:
+    (run.checkpoints_path / f"global_step_{step}" / "actor").mkdir(parents=True)
+
+
+def logged_steps(run: RunDirectory) -> list[int]:
+    return [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()]
+
+
 def test_a_resumed_runs_logs_go_on_where_the_checkpoint_was_written(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run = logged_run(tmp_path / "run")
+    checkpoint(run, 2)  # cut off: verl had not said that it is complete
     with pytest.raises(RunError, match="ended before its first checkpoint"):
         rewind_logs(run)
     check_fresh(run.path)
-    (run.checkpoints_path / "global_step_2").mkdir()
-    (run.checkpoints_path / "latest_checkpointed_iteration.txt").write_text("2")
+    newest = run.checkpoints_path / "latest_checkpointed_iteration.txt"
+    newest.write_text("2")
     with pytest.raises(RunError, match="already holds a run"):
         check_fresh(run.path)
     assert rewind_logs(run) == 2
@@ -225,6 +235,62 @@ def test_a_resumed_runs_logs_go_on_where_the_checkpoint_was_written(tmp_path: Pa
     RunLog(run.path, steps=4).log({"tokens/generated": 5.0}, 3)
     last = json.loads(run.metrics_path.read_text().splitlines()[-1])
     assert last["tokens/total"] == 25.0
+
+
+@pytest.mark.parametrize(
+    ("written", "tracker", "step"),
+    [
+        ([3, 4], "4", 3),  # stopped between the checkpoint of step 4 and its row
+        ([4], "4", 4),  # the same, of a run that keeps one
+        ([1, 2], "3", 2),  # the newest was deleted
+        ([2, 3, 4], "", 3),  # verl's file was torn
+    ],
+)
+def test_a_resumed_run_goes_on_from_the_newest_checkpoint_that_is_in_its_log(
+    written: list[int], tracker: str, step: int, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    run = logged_run(tmp_path / "run")
+    for each in written:
+        checkpoint(run, each)
+    newest = run.checkpoints_path / "latest_checkpointed_iteration.txt"
+    newest.write_text(tracker)
+    with run.metrics_path.open("a") as metrics, run.graphs_path.open("a") as graphs:
+        metrics.write('{"step": 4, "prog')
+        graphs.write('{"id": "step-4')
+    assert rewind_logs(run) == step == int(newest.read_text())
+    assert logged_steps(run) == list(range(min(step, 3) + 1))
+
+
+def test_a_run_without_a_checkpoint_or_with_a_foreign_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run = logged_run(tmp_path / "run")
+    (run.checkpoints_path / "latest_checkpointed_iteration.txt").write_text("2")
+    with pytest.raises(RunError, match="holds no complete checkpoint any more"):
+        rewind_logs(run)
+    checkpoint(run, 2)
+    run.graphs_path.write_text("no graph\n")
+    with pytest.raises(RunError, match=r"graphs\.jsonl: not a log of a run"):
+        rewind_logs(run)
+    assert logged_steps(run) == [0, 1, 2, 3]
+
+
+@pytest.mark.verl
+def test_a_dollar_in_the_configuration_stays_what_it_is(tmp_path: Path) -> None:
+    for template in ("Solve $${question}$$ {question}", "a ${x {question}", "${trainer.nnodes}"):
+        run = config("mode.prompt_template=" + json.dumps(template + "{question}"))
+        composed = _composed(run, tmp_path)
+        assert RunConfig.model_validate(yaml.safe_load(composed.graphpo.config)) == run
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize("override", ["actor_rollout_ref.actor=null", "+=3"])
+def test_an_override_that_takes_a_section_away_is_one_line(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = f"engine.overrides={json.dumps([override])}"
+    assert main(["train", str(SEARCH), overrides, "--dry-run"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.verl

@@ -1,6 +1,7 @@
 """The trainer's own steps, without verl's processes."""
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,16 +46,20 @@ def test_answers_that_do_not_count_are_left_out_of_the_accuracy() -> None:
 
     trainer = GraphTrainer.__new__(GraphTrainer)
 
-    def metrics(counts: list[bool], errors: list[str | None]) -> dict[str, float]:
+    def metrics(
+        counts: list[bool], errors: list[str | None], tasks: Sequence[str] = "abc"
+    ) -> dict[str, float]:
         infos: dict[str, list[Any]] = {"reward": [1.0, 0.0, 0.0]}
         infos |= {"counts": counts, "error": errors}
-        return trainer._val_metrics_update(["heldout"] * 3, ["a", "b", "c"], infos, [0, 0, 0])
+        return trainer._val_metrics_update(["heldout"] * 3, list(tasks), infos, [0, 0, 0])
 
-    accuracy = "val-core/heldout/reward/mean@1"
+    accuracy = "eval/accuracy"
     all_count = metrics([True, True, True], [None] * 3)
     assert all_count[accuracy] == pytest.approx(1 / 3) and all_count["eval/outages"] == 0
     some = metrics([True, False, True], [None] * 3)
     assert some[accuracy] == 0.5 and some["eval/outages"] == 1
     assert metrics([False] * 3, [None] * 3) == {"eval/outages": 3}
+    again = ["a", "b", "b"]  # a was answered again, in vain
+    assert metrics([True, True, True], [None] * 3, again)["eval/accuracy"] == 0.5
     with pytest.raises(RunError, match=r"^the quota is used up$"):
         metrics([True, False, True], [None, "the quota is used up", None])

@@ -102,6 +102,26 @@ def test_an_answer_that_met_an_outage_counts_as_set(
     assert stormy.answer(policy, tasks[1], 0)[1] == worker.answer(policy, tasks[1], 0)[1]
 
 
+def test_a_graph_whose_every_path_met_an_outage_says_so(reach: Path, tmp_path: Path) -> None:
+    worker, policy, tasks = made(reach, tmp_path)
+    storm = Storm(worker.grower.expander, lambda task: task == tasks[0].id)
+    stormy = replace(worker, grower=replace(worker.grower, expander=storm))
+    grown = stormy.grow(policy, tasks[0], 1)
+    assert grown.outage is not None and "a tool met an outage on each of the" in grown.outage
+    assert grown.total == 0.0 and len(grown.rows) == 1
+    assert stormy.grow(policy, tasks[1], 1).outage is None
+
+
+def test_a_graph_with_an_advantage_but_no_trained_token_is_not_trained(
+    reach: Path, tmp_path: Path
+) -> None:
+    masked = "method={name: spo_tree, schedule: [2, 2], max_probability: 1.0e-9, whiten: none}"
+    worker, policy, tasks = made(reach, tmp_path, masked)
+    grown = worker.grow(policy, tasks[0], 1)
+    assert grown.metrics["credit/nonzero"] > 0
+    assert grown.total == 0.0 and len(grown.rows) == 1 and grown.outage is None
+
+
 def test_a_task_travels_as_it_is() -> None:
     task = Task("a-1", "how «far»?", ("one", "two"), {"hops": 2, "kind": ["x"]})
     assert task_from_line(task_line(task)) == task
