@@ -52,13 +52,19 @@ def describe_budget(config: RunConfig) -> list[str]:
 
     Chains are not meant: no more of them begin than can end.
     """
-    tokens, method = config.budget.tokens, config.method
-    if tokens is None or isinstance(method, _CHAINS):
+    tokens, trajectories, method = config.budget.tokens, config.budget.trajectories, config.method
+    if isinstance(method, _CHAINS):
         return []
     sampled, _ = _edge_tokens(config)
     edges, paths = _most_edges(config.model_copy(update={"budget": BudgetConfig()}))
+    if trajectories is not None and paths > _MUCH * trajectories:
+        return [
+            f"budget: {method.name} as configured makes up to {paths:,} paths a prompt, and "
+            f"budget.trajectories is {trajectories:,}: most of its branches are not made; make it "
+            "smaller or the budget larger"
+        ]
     wanted = min(edges * sampled, paths * config.mode.max_response_tokens)
-    if wanted <= _MUCH * tokens:
+    if tokens is None or wanted <= _MUCH * tokens:
         return []
     return [
         f"budget: {method.name} as configured makes up to {paths:,} paths and {wanted:,} tokens a "

@@ -182,7 +182,7 @@ def _step(
     began = time.monotonic()
     policy.take_prefilled_tokens()  # those of an evaluation
     counted = setup.grower.counts
-    rollouts, signal = _collect(config, setup, stream, step)
+    rollouts, credits, signal = _collect(config, setup, stream, step)
     check_outages(rollouts, setup.grower.outages, policy.tokenizer.decode)
     grown = time.monotonic()
     samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
@@ -193,7 +193,7 @@ def _step(
     total = progress.generated_tokens + generated
     progress = Progress(step, stream.position, total, ended - started)
     row = {"step": step, "progress": _fraction(config, progress)} | rollout_metrics(rollouts)
-    row |= credit_metrics([credit for _, credit in signal]) if signal else {}
+    row |= credit_metrics(credits)
     row |= updated
     row["tokens/prefill_computed"] = policy.take_prefilled_tokens()
     row |= {name: n - counted[name] for name, n in setup.grower.counts.items()}
@@ -208,14 +208,16 @@ def _collect(
     setup: Setup,
     stream: TaskStream,
     step: int,
-) -> tuple[list[Rollout], Signal]:
+) -> tuple[list[Rollout], list[Credit], Signal]:
     """Grow until enough graphs have an advantage somewhere, or ``max_resample`` rounds are over.
 
     Returns:
-        Everything that was grown, and the graphs with signal beside their credit.
+        Everything that was grown, its credits before any whitening, and the graphs with signal
+        beside their credit.
     """
     wanted = config.train.prompts_per_step
     grown: list[Rollout] = []
+    credited: list[Credit] = []
     signal: Signal = []
     starts: dict[str, Prefix] = {}
     for _ in range(config.train.max_resample + 1):
@@ -246,6 +248,7 @@ def _collect(
             [rollout.classes for rollout in rollouts],
         )
         grown += rollouts
+        credited += credits
         signal += [pair for pair in zip(rollouts, credits, strict=True) if pair[1].has_signal]
     graphs = [rollout.graph for rollout, _ in signal]
     credits = [credit for _, credit in signal]
@@ -253,7 +256,7 @@ def _collect(
         setup.prefixes.update([_grown(rollout, starts, setup.grower.expander) for rollout in grown])
     if setup.method.whiten == "batch":
         credits = whitened(graphs, credits)
-    return grown, list(zip((rollout for rollout, _ in signal), credits, strict=True))
+    return grown, credited, list(zip((rollout for rollout, _ in signal), credits, strict=True))
 
 
 def _grown(rollout: Rollout, starts: Mapping[str, Prefix], expander: Expander) -> Grown:

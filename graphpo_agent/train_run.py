@@ -10,8 +10,10 @@ from graphpo_agent.build import check_named, check_precision
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
+from graphpo_agent.config_methods import SpoChainMethod
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.settings import check_settings
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.evals.heldout import Evaluation
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
@@ -64,8 +66,19 @@ def check_run(config: RunConfig) -> None:
     build_method(config.method)
     check_precision(config.model)
     check_named(config)
+    _check_values_fit(config)
     if isinstance(config.engine, VerlEngineConfig):
         check_settings(config)
+
+
+def _check_values_fit(config: RunConfig) -> None:
+    """Refuse chains that use up all paths: nothing would be left to estimate values with."""
+    method, paths = config.method, config.budget.trajectories
+    if isinstance(method, SpoChainMethod) and paths is not None and paths <= method.num_chains:
+        raise ConfigError(
+            f"budget.trajectories {paths} leaves spo_chain no rollouts beside its chains, so that "
+            f"nothing would be trained: set it above method.num_chains ({method.num_chains})"
+        )
 
 
 def check_new_run(config: RunConfig) -> None:

@@ -236,6 +236,18 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
     assert not run.exists()
 
 
+def test_a_budget_of_paths_that_a_method_cannot_keep_is_told(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chains = "method={name: spo_chain, num_chains: 4}"
+    for paths, status in ((4, 2), (5, 0)):
+        some = [f"budget.trajectories={paths}", chains, "--dry-run"]
+        assert main(["train", *run_arguments(reach, tmp_path / "run", *some)]) == status
+    told = capsys.readouterr()
+    assert "leaves spo_chain no rollouts beside its chains" in told.err
+    assert "paths a prompt, and budget.trajectories is 5: most of its branches" in told.out
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

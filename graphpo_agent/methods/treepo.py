@@ -78,10 +78,12 @@ class TreePO:
         if active:
             if room <= len(active):
                 return onward(growth)
+            plan = onward(growth)
             wanted = self.divergence * len(growth.reached)  # ended paths hand on their share
             each, rest = divmod(max(len(active), min(room, wanted)), len(active))
-            counts = [each] * (len(active) - 1) + [each + rest]
-            return Plan(tuple(Branch(v, n) for v, n in zip(active, counts, strict=True)))
+            going = [branch.node for branch in plan.branches]
+            branches = [Branch(v, each + (rest if v == active[-1] else 0)) for v in going]
+            return Plan(branches, waiting=plan.waiting)
         return Plan(self._fall_back(growth, room)) if room > 0 else steady_chains(growth, 0, True)
 
     def _fall_back(self, growth: Growth, room: int) -> list[Branch]:

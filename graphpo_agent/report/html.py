@@ -225,10 +225,17 @@ def _card(panel: Panel, metrics: Metrics) -> list[_Card]:
     ]
 
 
+_STATUS = "rollout/status/"
+
+
 def _line(panel: Panel, metrics: Metrics, name: str, label: str) -> list[Line]:
     x, y = metrics.defined(name)
     if not len(x):
         return []
+    if name.startswith(_STATUS):  # where no edge ended so, a step's row has the other ones only
+        shares = [values for key, values in metrics.columns.items() if key.startswith(_STATUS)]
+        grown = np.isfinite(shares).any(axis=0)
+        x, y = metrics.steps[grown], np.nan_to_num(metrics.columns[name][grown])
     half_width = None
     if name == panel.band_of and panel.standard_error in metrics.columns:
         errors = metrics.columns[panel.standard_error]

@@ -95,8 +95,10 @@ PANELS = (
             ("rollout/status/answered", "answered"),
             ("rollout/status/invalid_action", "invalid action"),
             ("rollout/status/tool_error", "tool error"),
+            ("rollout/status/tool_outage", "tool outage"),
             ("rollout/status/out_of_length", "out of length"),
             ("rollout/status/out_of_turns", "out of turns"),
+            ("rollout/status/out_of_budget", "out of budget"),
         ),
         _share,
     ),
@@ -168,7 +170,6 @@ PANELS = (
         "by stage",
         (
             ("time/rollout", "rollout"),
-            ("time/credit", "credit"),
             ("time/update", "update"),
             ("time/eval", "evaluation"),
         ),

@@ -1,6 +1,7 @@
 """TreePO: a tree of limited width, each leaf compared within all its subtrees."""
 
 from collections import Counter
+from dataclasses import replace
 from statistics import mean
 
 import numpy as np
@@ -15,6 +16,8 @@ from tests.graph.oracle import Graph
 from tests.graph.strategies import graph_of
 from tests.methods.growing import World, ends_at, grow
 from tests.methods.shapes import credit_of, graph_from, plain_records, trajectory_advantages
+from tests.methods.test_waves import graph_of as waiting_graph
+from tests.methods.test_waves import growth
 
 # compute_tree_reinforce_plus_plus_baseline_outcome_advantage of multimodal-art-projection/TreePO
 # at f055523 with its whitening replaced by the identity, run on all these graphs as one batch, the
@@ -136,9 +139,9 @@ def test_it_grows_as_the_authors_code(width, divergence, ends, counts):
     found = [[n for _, n in grown.counts(h)] for h in range(1, len(ends) + 1)]
     assert found == counts
     assert len(grown.plans) == len(ends) + 1 and not grown.plans[-1].branches
-    for growth, plan in zip(grown.growths, grown.plans, strict=True):
-        if len(growth.active):
-            assert [branch.node for branch in plan.branches] == growth.active.tolist()
+    for asked, plan in zip(grown.growths, grown.plans, strict=True):
+        if len(asked.active):
+            assert [branch.node for branch in plan.branches] == asked.active.tolist()
 
 
 def fallback_of(graph, seed, width):
@@ -202,6 +205,18 @@ def test_what_is_left_of_a_budget_goes_to_chains():
     graph = grow(TreePO(width=4), World(ends_at(3), trajectories=7)).graph
     assert len(graph.leaves) == 7
     assert np.bincount(graph.parent[1:])[0] == 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts"), [(None, {1: 2, 2: 2, 3: 4}), (30, {1: 2, 2: 2, 3: 4}), (15, {1: 2, 2: 2})]
+)
+def test_what_a_budget_lets_wait_is_not_divided(tokens, counts):
+    # Three of at most 8 paths are active; each can cost 10 more, an edge 4.
+    one = growth(waiting_graph([(0, None)] * 3), tokens=tokens)
+    one = replace(one, reached=np.array([1, 2, 3, 4]), active=np.array([1, 2, 3]), edge_tokens=4)
+    plan = TreePO(width=8, divergence=2).plan(one)
+    assert {branch.node: branch.count for branch in plan.branches} == counts
+    assert list(plan.waiting) == [v for v in (1, 2, 3) if v not in counts]
 
 
 @pytest.mark.parametrize("settings", [{"width": 0}, {"divergence": 0}])

@@ -70,7 +70,6 @@ def metric_rows(steps: int, seed: int = 0) -> list[dict[str, float]]:
             "progress": step / steps,
             "time/seconds": 12 + 3.6 * step,
             "time/rollout": 2.1 + draw.uniform(-0.3, 0.3),
-            "time/credit": 0.01,
             "time/update": 1.2 + draw.uniform(-0.1, 0.1),
             "reward/mean": min(1.0, max(0.0, skill + draw.gauss(0, 0.05))),
             "reward/mixed_prompts": min(1.0, 0.55 + draw.gauss(0, 0.08)),

@@ -10,7 +10,9 @@ from graphpo_agent.errors import GraphError, RunError
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.method import Credit
-from graphpo_agent.report.html import choose_graph, write_report
+from graphpo_agent.report.html import _line, choose_graph, write_report
+from graphpo_agent.report.panels import PANELS
+from graphpo_agent.report.run_files import read_run
 from tests.report.sample_run import kb_graph, metric_rows, write_lines, write_sample_run
 
 
@@ -124,6 +126,18 @@ def test_any_metric_may_be_missing(tmp_path: Path) -> None:
         rest = [{k: v for k, v in row.items() if k != name} for row in rows]
         write_lines(tmp_path / "metrics.jsonl", rest)
         _report(tmp_path)
+
+
+def test_a_status_that_ends_no_edge_of_a_step_is_zero_there(tmp_path: Path) -> None:
+    rows = metric_rows(9)
+    rows[3]["rollout/status/tool_error"] = 0.3  # of the steps after the evaluation, the third
+    panel = next(panel for panel in PANELS if panel.title == "What became of the edges")
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    metrics = read_run(tmp_path).metrics
+    (line,) = _line(panel, metrics, "rollout/status/tool_error", "tool error")
+    assert line.x.tolist() == list(range(1, 10))
+    assert line.y.tolist() == [0, 0, 0.3, 0, 0, 0, 0, 0, 0]
+    assert _line(panel, metrics, "rollout/status/tool_outage", "tool outage") == []
 
 
 def test_a_malformed_row_leaves_the_old_report_alone(tmp_path: Path) -> None:
