@@ -2,7 +2,8 @@
 
 A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
 and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` takes ``aug_answers``
-(a list of strings) and ``unanswerable`` (true or false). It becomes
+(a list of strings) and ``unanswerable`` (true or false). A row of ``graphpo eval`` whose reward is
+null for an outage has no score. It becomes
 ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
@@ -10,16 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from graphpo_agent.data.jsonl import read_rows, write_rows
-from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.errors import ConfigError, DataError, ToolError
 from graphpo_agent.math_text import final_answer
 from graphpo_agent.net.chat import OpenAIChat
+from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.outputs import check_apart, check_parent, check_place
 from graphpo_agent.rewards.asearcher import ASearcherReward
 from graphpo_agent.rewards.gaia import gaia_equals
@@ -47,7 +48,7 @@ __all__ = [
     "grader",
 ]
 
-GradeStatus = Literal["ok", "no_answer", "timeout", "error", "unjudged"]
+GradeStatus = Literal["ok", "no_answer", "timeout", "error", "unjudged", "outage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ class Transcript:
     question: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Those of the task that the row has: ``aug_answers``, ``unanswerable``."""
+
+    left_out: bool = False
+    """An evaluation did not count it, for an outage."""
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -148,6 +152,7 @@ _TAKES: Mapping[str, frozenset[str]] = {
 KINDS = tuple(_TAKES)
 """Every KIND of ``graphpo grade``."""
 
+_METADATA = ("aug_answers", "unanswerable")
 _ANSWER_TAG = re.compile("(</?answer>)")
 _INFORMATION = re.compile("<information>.*?</information>", re.DOTALL)
 _AT_ONCE = 16
@@ -161,7 +166,8 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> GradeSu
         ConfigError: an option that the kind does not take or misses, or a score that is not finite.
         DataError: the input cannot be read, a row is malformed (file, line and field in the
             message), there is none, or the output cannot be written.
-        ToolError: the judge refuses every request: wrong key, used-up quota.
+        ToolError: the judge refuses every request (wrong key, used-up quota), or could be asked
+            about none of the transcripts.
     """
     grade = grader(kind, options)
     target = Path(out)
@@ -170,8 +176,7 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> GradeSu
     check_apart([target], [Path(path)])
     transcripts = _transcripts(Path(path), asked=kind == "judge")
     tally = _Tally()
-    with ThreadPoolExecutor(_AT_ONCE if kind == "judge" else 1) as pool:
-        write_rows(target, _rows(transcripts, grade, pool, tally))
+    write_rows(target, _rows(transcripts, grade, _AT_ONCE if kind == "judge" else 1, tally))
     return tally.summary()
 
 
@@ -187,18 +192,29 @@ class _Tally:
         if grade.score is not None:
             self._scores.append(grade.score)
 
+    @property
+    def none_asked(self) -> bool:
+        """Whether a judge was asked, and never once answered."""
+        answered = self._statuses["ok"] + self._statuses["unjudged"]
+        return self._statuses["error"] > 0 and not answered
+
     def summary(self) -> GradeSummary:
         mean = math.fsum(self._scores) / len(self._scores) if self._scores else math.nan
         return GradeSummary(mean, len(self._scores), dict(self._statuses))
 
 
 def _rows(
-    transcripts: Iterator[Transcript], grade: Grader, pool: ThreadPoolExecutor, tally: _Tally
+    transcripts: Iterator[Transcript], grade: Grader, threads: int, tally: _Tally
 ) -> Iterator[dict[str, Any]]:
+    def graded(one: Transcript) -> Grade:
+        return Grade(None, None, "outage", {}) if one.left_out else grade(one)
+
     while some := list(islice(transcripts, _AT_ONCE)):
-        for one, graded in zip(some, pool.map(grade, some), strict=True):
-            tally.add(graded)
-            yield _row(one.id, graded)
+        for one, found in zip(some, in_threads(graded, some, threads), strict=True):
+            tally.add(found)
+            yield _row(one.id, found)
+    if tally.none_asked:
+        raise ToolError("the judge could be asked about none of the transcripts: see that it runs")
 
 
 def grader(kind: str, options: GradeOptions) -> Grader:
@@ -276,7 +292,8 @@ def _by_judge(transcript: Transcript, judge: Judge, bare: bool) -> Grade:
 
 
 def _by_math(transcript: Transcript, reward: MathReward, bare: bool) -> Grade:
-    answer = transcript.response if bare else final_answer(transcript.response)
+    marked = transcript.response if bare else _last_answer(transcript.response)
+    answer = final_answer(transcript.response) if marked is None else marked
     verdict = reward.verdict(answer, transcript.golds)
     named: dict[str, GradeStatus] = {"unanswered": "no_answer", "timeout": "timeout"}
     status = named.get(verdict.status, "ok")
@@ -326,7 +343,8 @@ def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
         response=_field(place, row, "response", "a string", str),
         gold=gold if isinstance(gold, str) else tuple(gold),
         question=_field(place, row, "question", "a string", str) if "question" in row else None,
-        metadata={name: row[name] for name in ("aug_answers", "unanswerable") if name in row},
+        metadata={name: row[name] for name in _METADATA if row.get(name) is not None},
+        left_out=bool(row.get("outages")) and row.get("reward", 0.0) is None,
     )
 
 

@@ -74,14 +74,15 @@ def by_level(
 ) -> dict[str, Evaluation]:
     """The same means over the tasks of each ``metadata.level``, in the order of the levels.
 
-    Empty where no task says its level.
+    Empty where no task says its level; numbers come before names.
     """
-    levels = {str(r.task.metadata["level"]) for r in rollouts if "level" in r.task.metadata}
+    said = (rollout.task.metadata.get("level") for rollout in rollouts)
+    levels = {str(level) for level in said if level is not None}
     return {
         level: _measured(
             [r for r in rollouts if str(r.task.metadata.get("level")) == level], outages
         )
-        for level in sorted(levels)
+        for level in sorted(levels, key=lambda name: (not name.isdecimal(), len(name), name))
     }
 
 

@@ -33,7 +33,8 @@ _MARK = "<result of the call>"
 _HARNESS = """
 import sys
 sys.setrecursionlimit(50_000)
-_names = ("typing re string datetime collections heapq bisect copy math random statistics "
+sys.set_int_max_str_digits(50_000)
+_names = ("sys typing re string datetime collections heapq bisect copy math random statistics "
           "itertools functools operator json io").split()
 for _name in _names:
     exec(f"from {_name} import *")
@@ -42,13 +43,17 @@ from builtins import *
 def _caller(function, arguments, mark, json=json, say=print, scope=globals()):
     def call():
         found = scope["Solution"]() if "Solution" in scope else sys.modules["__main__"]
-        say("\\n" + mark + json.dumps(getattr(found, function)(*json.loads(arguments))))
+        value = getattr(found, function)(*json.loads(arguments))
+        say("\\n" + mark + json.dumps(value, default=lambda number: number.item()))
     return call
 _call = None if _function is None else _caller(_function, _arguments, _mark)
 if _call is not None:
     __name__ = "solution"  # it is not what is run
     sys.modules["solution"] = sys.modules["__main__"]
-exec(compile(_source, "solution.py", "exec"))
+try:
+    exec(compile(_source, "solution.py", "exec"))
+except SystemExit:
+    pass  # whatever the status
 if _call is not None:
     _call()
 """
@@ -61,8 +66,8 @@ class CodeReward:
 
     The program is ``last_program`` of the response; in agent mode of the marked answer. As in
     LiveCodeBench, what programs usually import is imported already, a test is passed by the same
-    lines (``same_output``) or the same JSON value, and exit statuses do not count. One test after
-    another is run, up to the first that fails.
+    lines (``same_output``) or the same JSON value, and a program may exit with any status but not
+    end with another exception. One test after another is run, up to the first that fails.
 
     Example::
 
@@ -147,6 +152,8 @@ class CodeReward:
             raise ToolError(f"a program cannot be tested: {failure}") from None
         if result.timed_out:
             return "timeout"
+        if result.exit_status != 0:
+            return "failed"
         if function is None:
             passed = not result.truncated and same_output(result.stdout, wanted)
         else:
@@ -198,7 +205,8 @@ def _numbers(line: str) -> list[Decimal] | None:
 
 def _same_value(found: str, wanted: str) -> bool:
     try:
-        return json.loads(found) == json.loads(wanted)
+        values = [json.loads(text, parse_int=Decimal) for text in (found, wanted)]
+        return values[0] == values[1]
     except (ValueError, RecursionError):
         return False
 

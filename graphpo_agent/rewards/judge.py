@@ -39,7 +39,7 @@ _REMINDER = (
     'That reply holds no verdict. Reply with nothing but {"verdict": "correct"} or '
     '{"verdict": "incorrect"}.'
 )
-_FENCED = re.compile(r"```(?:json)?(.*)```", re.DOTALL)
+_TAG = re.compile(r"\A\s*json", re.IGNORECASE)
 _LINE = re.compile(r"""[\s*_`"'#>-]*verdict[\s*_`"']*[:：][\s*_`"']*([a-z]+)[\s*_`"'.]*""", re.I)
 _REMEMBERED = 100_000
 """Verdicts kept in memory; the oldest are forgotten."""
@@ -161,8 +161,8 @@ def judge_messages(question: str, accepted: Sequence[str], answer: str) -> list[
 def parse_verdict(reply: str) -> Literal["correct", "incorrect"] | None:
     r"""The verdict of a judge's reply; None where it does not clearly state one.
 
-    A verdict is a JSON object with the key ``verdict``, as the whole reply (alone or in a code
-    fence) or as its last line, or a last line ``verdict: correct`` or ``verdict: incorrect``,
+    A verdict is a JSON object with the key ``verdict``, as the whole reply or at its end, perhaps
+    in backticks or a code fence, or a last line ``verdict: correct`` or ``verdict: incorrect``,
     perhaps in bold. Case does not count. Thoughts in ``<think>`` tags are left out.
 
     Example: ``parse_verdict("Absolutely not.")`` is None;
@@ -170,8 +170,11 @@ def parse_verdict(reply: str) -> Literal["correct", "incorrect"] | None:
     """
     text = without_thinking(reply)
     last_line = text.rsplit("\n", 1)[-1]
-    fenced = _FENCED.fullmatch(text)
-    for candidate in (fenced[1] if fenced else text, last_line):
+    if text.endswith("```"):  # what the last fence holds
+        fenced = text[:-3].rpartition("```")[2]
+        text = _TAG.sub("", fenced, count=1)
+    from_last_brace = text[text.rfind("\n{") + 1 :]
+    for candidate in (text, from_last_brace, last_line.strip("`")):
         named = _json_verdict(candidate)
         if named is not None:
             return named
@@ -195,7 +198,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _verdict_word(word: Any) -> Literal["correct", "incorrect"] | None:
-    match word.strip().lower() if isinstance(word, str) else None:
+    match word.strip(" .").lower() if isinstance(word, str) else None:
         case "correct":
             return "correct"
         case "incorrect":

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.errors import ConfigError, DataError, ToolError
 from graphpo_agent.evals.grade import KINDS, GradeOptions, GradeSummary, grade_file
 from tests.net.servers import answer, serving
 
@@ -92,7 +92,7 @@ def test_asearcher_s_reward_of_the_turns_between_observations(tmp_path: Path) ->
         right,
         {**right, "gold": "fir", "aug_answers": ["oak"]},
         {**right, "response": "<search>a</search>" + right["response"]},
-        {**right, "response": seen},
+        {**right, "response": seen, "aug_answers": None},
         {**right, "response": "<answer>invalid</answer>", "gold": "invalid oak", "unanswerable": 1},
     ]
     found = graded(tmp_path, "asearcher", *rows)
@@ -206,6 +206,30 @@ def test_gaia_s_rule_and_mathematics(tmp_path: Path) -> None:
         tmp_path, "math", {**rows[2], "response": " 5 "}, options=GradeOptions(bare=True)
     )
     assert bare["score"] == 1.0
+
+
+def test_mathematics_takes_an_agent_s_marked_answer(tmp_path: Path) -> None:
+    rows = [
+        {"id": 1, "response": "<think>2</think><answer>34</answer>", "gold": ["34"]},
+        {"id": 2, "response": "so \\boxed{5}: <answer>\\frac{1}{2}</answer>", "gold": "0.5"},
+    ]
+    assert [row["score"] for row in graded(tmp_path, "math", *rows)] == [1.0, 1.0]
+
+
+def test_a_trajectory_that_an_evaluation_left_out_has_no_score(tmp_path: Path) -> None:
+    judged = {**ROW, "answer": "The Oak", "reward": 1.0, "outages": 1}  # outages: score
+    rows = [judged, {**ROW, "response": "<search>oak", "reward": None, "outages": 1}]
+    found = graded(tmp_path, "gaia", *rows)
+    assert [row["score"] for row in found] == [0.0, None]  # GAIA's rule keeps the article
+    assert [row["status"] for row in found] == ["ok", "outage"]
+
+
+def test_a_judge_that_is_not_there_ends_it_and_writes_nothing(tmp_path: Path) -> None:
+    with serving(lambda before, request: answer({}, status=400)) as server:
+        options = GradeOptions(judge_url=server.url, judge_model="m")
+        with pytest.raises(ToolError, match="could be asked about none of the transcripts"):
+            graded(tmp_path, "judge", {**ROW, "question": "which?"}, options=options)
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_summary_of_all_grades(tmp_path: Path) -> None:

@@ -133,16 +133,16 @@ def test_the_best_trajectory_of_each_task() -> None:
 
 def test_each_level_is_measured_by_itself() -> None:
     def levelled(task: Task, level: object) -> Task:
-        return task if level is None else replace(task, metadata={"level": level})
+        return replace(task, metadata={"level": level})
 
-    levels = ["2", 1, None] * 10
+    levels = ["10", 2, None] * 10
     asked = [levelled(task, level) for task, level in zip(tasks(30), levels, strict=True)]
     whole, rollouts = evaluate(Grower(Walk(), even), NoPolicy(), asked, 4, SamplingParams(), 0)  # type: ignore[arg-type]
     found = by_level(rollouts, "drop")
-    assert list(found) == ["1", "2"]
+    assert list(found) == ["2", "10"]
     rewards = np.array([r.graph.reward[r.graph.terminals] for r in rollouts])
-    assert found["2"].accuracy == pytest.approx(rewards[0::3].mean())
-    assert found["1"].accuracy == pytest.approx(rewards[1::3].mean())
-    assert found["1"].num_tasks == 10 and found["1"].num_trajectories == 40
+    assert found["10"].accuracy == pytest.approx(rewards[0::3].mean())
+    assert found["2"].accuracy == pytest.approx(rewards[1::3].mean())
+    assert found["2"].num_tasks == 10 and found["2"].num_trajectories == 40
     assert whole.num_tasks == 30
     assert by_level(run(3, samples=1)[1], "drop") == {}

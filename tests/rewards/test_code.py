@@ -39,6 +39,11 @@ def answered(program: str) -> str:
                   "if __name__ == '__main__':\n    n = int(input())"),
         (NUMBERS, "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: 'int'\n"
                   "def first(n): return [Point(i).x for i in range(n)]"),
+        (NUMBERS, "import numpy as np\ndef first(n): return list(np.arange(n))"),
+        (SUMS, "for line in stdin: print(sum(map(int, line.split())))\nexit(3)"),
+        (ProgramTests((("", "9" * 5000),)), "print(int('9' * 5000))"),
+        (ProgramTests((("1", "9" * 5000),), function="nines"),
+         "def nines(n): return 10 ** 5000 - n"),
     ],
 )  # fmt: skip
 def test_programs_that_pass(reward, tests, program):
@@ -50,6 +55,7 @@ def test_programs_that_pass(reward, tests, program):
     [
         (SUMS, "print(3)\nprint(7)"),  # the first test alone
         (SUMS, "def f(:"),
+        (SUMS, "for line in stdin: print(sum(map(int, line.split())))\nraise ValueError"),
         (SUMS, "import os\nos.fork()"),
         (SUMS, "while True: print('1' * 100_000)"),  # stopped at its limit of output
         (HAS, "class Solution:\n    def other(self): return True"),

@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 
 import pytest
@@ -51,6 +52,12 @@ def year_judge(before, request):
         ('{\n "verdict":\n "incorrect"\n}', "incorrect"),
         ('```json\n{"verdict": "correct"}\n```', "correct"),
         ('The years agree.\n{"verdict": "correct"}', "correct"),
+        ('The same.\n```json\n{"verdict": "correct"}\n```', "correct"),
+        ('``` JSON\n{"verdict": "incorrect"}\n```', "incorrect"),
+        ('The same.\n\n{\n  "reason": "same year",\n  "verdict": "Correct."\n}', "correct"),
+        ('The same.\n`{"verdict": "incorrect"}`', "incorrect"),
+        ('```json\n{"verdict": "correct"}\n```\nNo, that is wrong.', None),
+        ('```\n{"verdict": "correct"}\n```\n```\n{"answer": 3}\n```', None),
         ("verdict: correct", "correct"),
         ("Same year.\n\n**Verdict:** Correct.", "correct"),
         ("Same year.\nVERDICT: **incorrect**", "incorrect"),
@@ -91,9 +98,8 @@ def test_verdicts_are_read_strictly(reply, verdict):
 def test_nothing_but_a_stated_verdict_is_read_as_one(text):
     verdict = parse_verdict(text)
     if verdict is not None:
-        last_line = text.strip().split("\n")[-1].lower()
-        assert verdict in last_line and "verdict" in text.lower()
-        assert verdict == "incorrect" or "incorrect" not in last_line
+        assert "verdict" in text.lower()
+        assert re.findall("(?:in)?correct", text.lower())[-1] == verdict
 
 
 def test_a_correct_answer_earns_one():
