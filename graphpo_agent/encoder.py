@@ -72,6 +72,7 @@ class EncoderEmbedder:
         self._batch_size = batch_size
         self._max_tokens = min(max_tokens, self._tokenizer.model_max_length)
         self._device = device
+        self._encode("")  # tells the tokenizer where to cut, which it takes from one thread only
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[num_texts, hidden size]; a text without any character but spaces is a row of zeros."""

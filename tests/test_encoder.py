@@ -84,6 +84,15 @@ def test_long_texts_are_cut(directory):
     assert np.isfinite(EncoderEmbedder(directory, max_tokens=12).embed([text])).all()
 
 
+def test_no_call_changes_the_tokenizer_that_threads_share(directory):
+    encoder = EncoderEmbedder(str(directory), max_tokens=6)
+    shared = encoder._tokenizer.backend_tokenizer
+    before = shared.to_str()
+    assert shared.truncation["max_length"] == 6
+    encoder.embed(["karo venn mentor born 1987 karo venn", "", "born"])
+    assert shared.to_str() == before
+
+
 def test_checkpoint_without_some_weights_is_refused_not_filled_at_random(tmp_path, directory):
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
