@@ -1,5 +1,6 @@
 """Lucene indexes (Anserini) of a corpus: in parts, so that it can be interrupted, then merged."""
 
+import codecs
 import json
 import re
 import shutil
@@ -140,8 +141,13 @@ def _write_rows(place: Path, corpus: Corpus, rows: range, count: int, store_raw:
     for start in range(0, len(rows), size):
         with (place / f"{start}.jsonl").open("wb") as file:
             for row in rows[start : start + size]:
-                file.write(corpus.line(row).strip() if store_raw else _numbered(corpus, row))
+                file.write(_bare(corpus.line(row)) if store_raw else _numbered(corpus, row))
                 file.write(b"\n")
+
+
+def _bare(line: bytes) -> bytes:
+    """Without the mark that a file may begin with: no JSON for Java."""
+    return line.strip().removeprefix(codecs.BOM_UTF8)
 
 
 def _numbered(corpus: Corpus, row: int) -> bytes:

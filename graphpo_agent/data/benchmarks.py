@@ -45,7 +45,11 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     gold = next((name for name in _ANSWER_FIELDS if name in plain), _ANSWER_FIELDS[0])
     answers = answer_field(place, plain, gold)
     inside = mapping_field(place, plain, "info") if "info" in plain else {}
-    found = {"level": first_of({**inside, **plain}, *_LEVEL_FIELDS), "canary": plain.get("canary")}
+    canary = plain.get("canary")
+    found = {
+        "level": first_of({**inside, **plain}, *_LEVEL_FIELDS),
+        "canary": canary if isinstance(canary, str) else None,
+    }
     return SourceRow(
         question=text_field(place, plain, name),
         answers=tuple(answer for answer in answers if answer != _HIDDEN),
@@ -92,7 +96,7 @@ def _is_base64(value: Any) -> bool:
 def _plain(text: str, key: bytes) -> str | None:
     """None: the key is another one."""
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(text.strip(), validate=True)
         found = bytes(a ^ b for a, b in zip(data, cycle(key), strict=False)).decode()
     except ValueError:
         return None

@@ -1,6 +1,7 @@
 """The rows of a public data file as it was published: JSON lines, a JSON array, CSV or parquet."""
 
 import csv
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ def read_data_file(path: Path) -> Iterator[tuple[str, Row]]:
     ``file: row N`` (from 1) elsewhere.
 
     Raises:
-        DataError: the file cannot be read, or is not what its name says.
+        DataError: the file cannot be read, is a pipe, or is not what its name says.
     """
+    _check_can_be_read_twice(path)
     if path.suffix == ".parquet":
         rows = _parquet_rows(path)
     elif path.suffix == ".csv":
@@ -41,6 +43,16 @@ def read_data_file(path: Path) -> Iterator[tuple[str, Row]]:
         rows = read_rows(path)
     for place, row in rows:
         yield place, {name: value for name, value in row.items() if value is not None}
+
+
+def _check_can_be_read_twice(path: Path) -> None:
+    """What was read of a pipe to tell its kind would be gone."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(mode):
+        raise DataError(f"{path}: is not a regular file; write its rows to a file first")
 
 
 def _first_character(path: Path) -> bytes:

@@ -10,11 +10,13 @@ from typing import Any
 
 from graphpo_agent.data.source import SourceRow, first_of, text_field
 
-__all__ = ["read_row"]
+__all__ = ["read_row", "without_choices"]
 
 _RIGHT = "Correct Answer"
 _WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 _LETTERS = "ABCD"
+_CHOICES = "\n\nA) "
+"""What stands between a question and its first choice."""
 
 
 def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
@@ -29,6 +31,7 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     """
     question = text_field(place, row, "Question")
     right = text_field(place, row, _RIGHT)
+    domain = row.get("High-level domain")
     choices = [right, *(text_field(place, row, name) for name in _WRONG)]
     choices.sort(key=lambda choice: hashlib.sha256(f"{question}\n{choice}".encode()).digest())
     lines = (f"{letter}) {choice}" for letter, choice in zip(_LETTERS, choices, strict=True))
@@ -37,5 +40,13 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
         answers=(_LETTERS[choices.index(right)],),
         source_id=first_of(row, "Record ID"),
         left_out="has a choice twice" if len(set(choices)) < len(choices) else None,
-        metadata={"level": row["High-level domain"]} if "High-level domain" in row else {},
+        metadata={"level": domain} if isinstance(domain, str) else {},
     )
+
+
+def without_choices(question: str) -> str:
+    r"""A question without the choices that ``read_row`` writes below it.
+
+    Example: ``without_choices("How many?\n\nA) 1\nB) 2")`` is ``"How many?"``.
+    """
+    return question.partition(_CHOICES)[0]

@@ -17,7 +17,7 @@ from graphpo_agent.data.source import SourceRow, first_of, text_field
 from graphpo_agent.errors import DataError
 from graphpo_agent.program_tests import ProgramTests
 
-__all__ = ["read_row"]
+__all__ = ["find_question", "read_row"]
 
 _TESTS = ("public_test_cases", "private_test_cases")
 _FIELDS = ("input", "output", "testtype")
@@ -42,8 +42,6 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     Raises:
         DataError: with place and field, for a row that cannot be used.
     """
-    starter = str(row.get("starter_code", "")).rstrip()
-    asked = f"{_FUNCTION}\n\n```python\n{starter}\n```" if starter else _PROGRAM
     tests = [test for name in _TESTS for test in _tests(place, row, name)]
     if not tests:
         raise DataError(f"{place}: holds no tests")
@@ -55,12 +53,23 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     packed = ProgramTests(tuple((t["input"], t["output"]) for t in tests), function).packed()
     kept = {new: str(row[name]) for name, new in _KEPT.items() if name in row}
     return SourceRow(
-        question="\n\n".join((text_field(place, row, "question_content"), asked, _FORM)),
+        question=find_question(place, row),
         answers=(),
         source=first_of(row, "platform"),
         source_id=first_of(row, "question_id"),
         metadata={**kept, "tests": packed},
     )
+
+
+def find_question(place: str, row: Mapping[str, Any]) -> str:
+    """The problem of a row and what is to be written, as ``read_row`` asks it.
+
+    Raises:
+        DataError: there is none.
+    """
+    starter = str(row.get("starter_code", "")).rstrip()
+    asked = f"{_FUNCTION}\n\n```python\n{starter}\n```" if starter else _PROGRAM
+    return "\n\n".join((text_field(place, row, "question_content"), asked, _FORM))
 
 
 def _tests(place: str, row: Mapping[str, Any], name: str) -> list[dict[str, str]]:

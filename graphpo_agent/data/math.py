@@ -5,11 +5,11 @@ The question is in ``problem``, ``Problem``, ``question``, ``Question``,
 that stand around it there, as in DAPO's files, are left out.
 
 The answer is in ``answer``, ``Answer``, ``expected_answer``, ``final_answer``,
-``reward_model.ground_truth`` or ``solution``; of a whole solution it is the content of the last
-``\boxed{}``, or what follows ``####``.
+``reward_model.ground_truth`` or ``solution``, the first that is not empty; of a whole solution it
+is the content of the last ``\boxed{}``, or what follows ``####``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field, text_of
@@ -81,17 +81,27 @@ def _bare(text: str) -> str:
 
 
 def _answers(place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of the first field that has any; none where all fields are empty."""
+    fields = _answers_by_field(place, row)
+    first = next(fields, None)
+    if first is None:
+        raise DataError(
+            f"{place}: field 'answer' is missing, and so are 'reward_model.ground_truth' and "
+            "'solution'"
+        )
+    return first or next(filter(None, fields), ())
+
+
+def _answers_by_field(place: str, row: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Those of each field that the row has; no field is read before it is asked for."""
     for name in _ANSWERS:
         if name in row:
-            return _finals(answer_field(place, row, name))
+            yield _finals(answer_field(place, row, name))
     truth = _inside(place, row, "reward_model")
     if "ground_truth" in truth:
-        return answer_field(f"{place}: in 'reward_model'", truth, "ground_truth")
+        yield answer_field(f"{place}: in 'reward_model'", truth, "ground_truth")
     if "solution" in row:
-        return _finals(answer_field(place, row, "solution"))
-    raise DataError(
-        f"{place}: field 'answer' is missing, and so are 'reward_model.ground_truth' and 'solution'"
-    )
+        yield _finals(answer_field(place, row, "solution"))
 
 
 def _finals(answers: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from graphpo_agent.data.files import Row, read_data_file
 from graphpo_agent.data.source import SourceRow, Trajectory
-from graphpo_agent.data.sources import SOURCES
+from graphpo_agent.data.sources import SOURCES, Source
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.types import Demonstration, Message, Task
 
@@ -110,7 +110,8 @@ def prepare(
         files: JSON lines, JSON arrays, CSV or parquet.
         exclude: evaluation files, of the same kinds, with the question in one of the fields
             ``question``, ``Question``, ``problem``, ``query`` and ``prompt``, or as in
-            Search-R1's files or, for ``math``, in files of mathematics.
+            Search-R1's and LiveCodeBench's files or, for ``math``, in files of mathematics. For
+            ``gpqa``, a question is the same one whatever its choices are.
         keep_unanswerable: keep the rows that are unanswerable by design, marked in the metadata.
         progress: show a bar where the output is a terminal.
 
@@ -121,12 +122,12 @@ def prepare(
     if kind not in SOURCES:
         raise ConfigError(f"data prepare: {kind!r} is none of {', '.join(SOURCES)}")
     source = SOURCES[kind]
-    excluded = _excluded_questions(exclude, source.find_question)
+    excluded = _excluded_questions(exclude, source)
     tally = _Tally()
     entries: dict[str, _Entry] = {}
     for row in _source_rows(source.read_row, files, progress):
         tally.rows += 1
-        overlap = excluded.get(overlap_key(row.question)) if excluded else None
+        overlap = excluded.get(overlap_key(source.asked(row.question))) if excluded else None
         if overlap is not None:
             tally.overlaps[overlap] += 1
         elif row.left_out is not None:
@@ -158,15 +159,15 @@ def _source_rows(
                 bar.update()
 
 
-def _excluded_questions(files: Iterable[Path], asks: Callable[[str, Row], str]) -> dict[str, str]:
+def _excluded_questions(files: Iterable[Path], source: Source) -> dict[str, str]:
     """Overlap key → the first evaluation file that asks it."""
     found: dict[str, str] = {}
     for path in files:
-        questions = [asks(place, row) for place, row in read_data_file(path)]
+        questions = [source.find_question(place, row) for place, row in read_data_file(path)]
         if not questions:
             raise DataError(f"{path}: holds no questions to exclude")
         for question in questions:
-            found.setdefault(overlap_key(question), str(path))
+            found.setdefault(overlap_key(source.asked(question)), str(path))
     return found
 
 

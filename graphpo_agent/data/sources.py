@@ -19,6 +19,8 @@ __all__ = ["SOURCES", "Source"]
 
 
 def _evaluation_question(place: str, row: Row) -> str:
+    if "question_content" in row:
+        return livecodebench.find_question(place, row)
     name = benchmarks.question_field(row)
     if name is None or (name == "prompt" and not isinstance(row[name], str)):
         return search_r1.find_question(place, row)
@@ -36,6 +38,8 @@ class Source:
     read_row: Callable[[str, Row], SourceRow]
     find_question: Callable[[str, Row], str] = _evaluation_question
     """The question of a row of an evaluation file, whose questions are not to be trained on."""
+    asked: Callable[[str], str] = str
+    """The part of a question by which another file asks the same one."""
     one_answer: bool = False
     """Rows that answer a question differently contradict each other; else all answers count."""
     for_agents: bool = True
@@ -47,7 +51,7 @@ SOURCES: Mapping[str, Source] = {
     "asearcher": Source(asearcher.read_row),
     "webdancer": Source(webdancer.read_row),
     "math": Source(math.read_row, math.find_question, one_answer=True, for_agents=False),
-    "gpqa": Source(gpqa.read_row, one_answer=True, for_agents=False),
+    "gpqa": Source(gpqa.read_row, asked=gpqa.without_choices, one_answer=True, for_agents=False),
     "livecodebench": Source(livecodebench.read_row, for_agents=False),
     "benchmark": Source(benchmarks.read_row),
 }

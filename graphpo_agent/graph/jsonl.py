@@ -42,7 +42,7 @@ def read_graphs(path: str | Path) -> Iterator[RolloutGraph]:
                 if not raw.strip():
                     continue
                 try:
-                    graph = parse_graph(raw.decode("utf-8").rstrip())
+                    graph = parse_graph(raw.decode("utf-8-sig").rstrip())
                 except UnicodeDecodeError as error:
                     raise GraphError(f"{path}:{number}: not UTF-8 at byte {error.start}") from None
                 except GraphError as error:

@@ -3,6 +3,8 @@
 import base64
 import csv
 import hashlib
+import math
+from decimal import Decimal
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from graphpo_agent.data.prepare import Summary, prepare
+from graphpo_agent.data.tasks import load_tasks, write_tasks
 from graphpo_agent.errors import DataError
 from tests.data.test_prepare_sources import lines, parquet
 
@@ -82,6 +85,21 @@ def test_browsecomp_and_xbench_are_decrypted(tmp_path: Path, question: str) -> N
         )
         prepared = prepare("asearcher", [train], exclude=[path])
         assert prepared.summary.overlaps == {str(path): 1} and prepared.summary.tasks == 1
+
+
+def test_white_space_around_encrypted_texts_says_nothing(tmp_path: Path) -> None:
+    row = {"problem": f" {hashed('Who?')}\n", "answer": f"{hashed('Ada')} ", "canary": CANARY}
+    (task,) = prepare("benchmark", [lines(tmp_path / "a.jsonl", row)]).tasks
+    assert (task.question, task.answers) == ("Who?", ("Ada",))
+
+
+@pytest.mark.parametrize("canary", [math.nan, Decimal("1.5"), 3])
+def test_a_canary_that_is_no_text_is_not_kept(tmp_path: Path, canary: Any) -> None:
+    row = {"question": "Who?", "answer": "Ada", "canary": canary}
+    prepared = prepare("benchmark", [parquet(tmp_path / "a.parquet", row)])
+    write_tasks(tmp_path / "tasks.jsonl", prepared.tasks)
+    (task,) = load_tasks(tmp_path / "tasks.jsonl")
+    assert task.metadata == {}
 
 
 def test_a_decrypted_copy_is_read_as_it_is(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
+import math
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graphpo_agent.data.prepare import prepare
+from graphpo_agent.data.tasks import load_tasks, write_tasks
 from graphpo_agent.errors import DataError
 from graphpo_agent.rewards.math import MathReward
 from graphpo_agent.types import Outcome
 from tests.data.test_prepare_benchmarks import written
-from tests.data.test_prepare_sources import lines
+from tests.data.test_prepare_sources import lines, parquet
 
 
 def row(number: int) -> dict[str, Any]:
@@ -58,6 +61,32 @@ def test_rows_that_leave_open_what_is_right(tmp_path: Path) -> None:
         "has a choice twice": 1,
         "answers that contradict each other": 2,
     }
+
+
+def test_a_question_is_excluded_whatever_file_has_it_and_whatever_its_choices(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path / "extended.csv", *(row(number) for number in range(6)))
+    other = {**row(1), "Question": "HOW many are  1 and 1?", "Incorrect Answer 1": "11"}
+    tasks = tmp_path / "tasks.jsonl"
+    write_tasks(tasks, prepare("gpqa", [lines(tmp_path / "main.jsonl", row(2))]).tasks)
+    files = [
+        written(tmp_path / "diamond.csv", row(0), other),
+        tasks,
+        lines(tmp_path / "bare.jsonl", {"question": row(3)["Question"]}),
+    ]
+    prepared = prepare("gpqa", [path], exclude=files)
+    assert [task.metadata["source_id"] for task in prepared.tasks] == ["rec4", "rec5"]
+    assert list(prepared.summary.overlaps.values()) == [2, 1, 1]
+
+
+@pytest.mark.parametrize("domain", [math.nan, Decimal("1.5"), 3])
+def test_a_domain_that_is_no_text_is_not_kept(tmp_path: Path, domain: Any) -> None:
+    path = parquet(tmp_path / "gpqa.parquet", {**row(1), "High-level domain": domain})
+    prepared, out = prepare("gpqa", [path]), tmp_path / "tasks.jsonl"
+    write_tasks(out, prepared.tasks)
+    (task,) = load_tasks(out)
+    assert task.metadata == {"source_id": "rec1"}
 
 
 def test_a_row_without_a_choice(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from graphpo_agent.cli import main
 from graphpo_agent.data.prepare import prepare
-from graphpo_agent.data.tasks import load_tasks
+from graphpo_agent.data.tasks import load_tasks, write_tasks
 from graphpo_agent.errors import DataError
 from graphpo_agent.program_tests import ProgramTests
 from graphpo_agent.rewards.code import CodeReward
@@ -70,6 +70,18 @@ def test_both_kinds_of_problems_become_tasks_that_the_reward_can_judge(tmp_path:
     assert reward(printing, Outcome("```python\nprint(sum(map(int, input().split())))\n```")) == 1.0
     method = f"{starter}return sum(values) == n"
     assert reward(calling, Outcome(f"```python\n{method}\n```")) == 1.0
+
+
+def test_problems_of_its_own_files_and_of_task_files_are_excluded(tmp_path: Path) -> None:
+    texts = ["Add them.", "Subtract them.", "Divide them."]
+    path = lines(tmp_path / "a.jsonl", *(problem(PRINTS, question_content=text) for text in texts))
+    untested = {"question_content": "ADD  them\n", "starter_code": ""}
+    tasks = tmp_path / "tasks.jsonl"
+    write_tasks(tasks, prepare("livecodebench", [path]).tasks[1:2])
+    files = [lines(tmp_path / "test6.jsonl", untested), tasks]
+    prepared = prepare("livecodebench", [path], exclude=files)
+    assert [task.question[:12] for task in prepared.tasks] == ["Divide them."]
+    assert list(prepared.summary.overlaps.values()) == [1, 1]
 
 
 class Harmful:

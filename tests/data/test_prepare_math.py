@@ -64,6 +64,22 @@ def test_every_flavour_of_a_row(
         assert metadata is None or task.metadata == metadata
 
 
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({"answer": "", "solution": "It is $\\boxed{4}$."}, ("4",)),
+        ({"answer": "#### ", "solution": "4"}, ("4",)),
+        ({"answer": [], "final_answer": " ", "reward_model": {"ground_truth": "4"}}, ("4",)),
+        ({"answer": "4", "solution": {"not": "read"}}, ("4",)),
+    ],
+)
+def test_the_answer_is_in_the_first_field_that_is_not_empty(
+    tmp_path: Path, fields: dict[str, Any], answers: tuple[str, ...]
+) -> None:
+    (task,) = prepare("math", [lines(tmp_path / "a.jsonl", {"problem": "x?", **fields})]).tasks
+    assert task.answers == answers
+
+
 def test_only_paragraphs_about_the_form_are_left_out(tmp_path: Path) -> None:
     texts = ["One.\n\nTwo.\n\nThree.", "Write Answer: x.\n\nWhat?", "Answer: x.\n\nWhat?\n\nNow."]
     path = lines(tmp_path / "a.jsonl", *({"prompt": text, "answer": "1"} for text in texts))

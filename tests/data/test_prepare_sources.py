@@ -1,6 +1,7 @@
 """Tiny files of every public schema, right and wrong rows."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,23 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         f"{paths[1]}: row 1",
         f"{paths[1]}: row 2",
     ]
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.json", "x.jsonl"])
+def test_what_is_read_is_a_file_perhaps_behind_a_link_and_no_pipe(
+    tmp_path: Path, name: str
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"question": "who?"}\n')
+    os.close(writing)
+    piped = tmp_path / name
+    piped.symlink_to(f"/dev/fd/{reading}")
+    with pytest.raises(DataError, match=f"{name}: is not a regular file; write its rows to a file"):
+        list(read_data_file(piped))
+    os.close(reading)
+    linked = tmp_path / "linked.jsonl"
+    linked.symlink_to(lines(tmp_path / "target.jsonl", {"question": "who?"}))
+    assert [row for _, row in read_data_file(linked)] == [{"question": "who?"}]
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.json", "x.jsonl"])

