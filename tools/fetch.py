@@ -4,11 +4,12 @@ import ipaddress
 import json
 import socket
 import ssl
+import string
 import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 import certifi
 
@@ -270,9 +271,17 @@ class WebReader:
 
 
 def _target(address: WebAddress, location: str) -> str:
-    """Where a redirect leads."""
+    """Where a redirect leads; ``location`` is the header's bytes as Latin-1.
+
+    They are UTF-8, else what the server itself can read: its address is escaped byte by byte.
+    """
+    sent = location.encode("latin-1").strip()
     try:
-        return urljoin(address.url, location)
+        written = sent.decode()
+    except UnicodeDecodeError:
+        written = quote(sent, safe=string.punctuation)
+    try:
+        return urljoin(address.url, written.replace(" ", "%20"))
     except ValueError as error:
         raise CallFailed("bad_arguments", f"{address.host}: a redirect to nowhere") from error
 

@@ -21,9 +21,10 @@ __all__ = ["page_text"]
 _PARSER = lxml.html.HTMLParser(encoding="utf-8")
 _DROPPED = ("script", "style", "template", "noscript", "iframe", "object", "svg")
 _HIDING = re.compile(
-    r"display:none|visibility:(?:hidden|collapse)|opacity:0(?:\.0*)?(?:;|!|$)"
-    r"|font-size:0(?:\.0*)?(?:px|em|rem|pt|%)?(?:;|!|$)|(?:left|top|text-indent):-\d{3}"
+    r"(?:^|;)(?:display:none|visibility:(?:hidden|collapse)|opacity:0(?:\.0*)?(?:;|!|$)"
+    r"|font-size:0(?:\.0*)?(?:px|em|rem|pt|%)?(?:;|!|$)|(?:left|top|text-indent):-(?:999|\d{4}))"
 )
+"""Far to the left or above is out of sight; a little is how pages are laid out."""
 
 
 def page_text(html: str, url: str, links: bool) -> tuple[str, str]:

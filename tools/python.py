@@ -4,14 +4,15 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from graphpo_agent.net.checks import check_counts, check_rate, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.store import CallStore, request_key
+from graphpo_agent.net.workers import Workers
 from graphpo_agent.types import ToolResult
 from tools.sandbox import Limits, Sandbox, SandboxResult
 
@@ -94,7 +95,7 @@ class PythonTool:
         self._limits = limits
         self._max_output_characters = max_output_characters
         cores = len(os.sched_getaffinity(0))
-        self._workers = ThreadPoolExecutor(min(concurrency, cores), "python-tool")
+        self._workers = Workers(min(concurrency, cores))
         self.description = (
             "Runs a Python 3 program and returns what it prints. Nothing is kept between calls; "
             f"there is no network; it may take {deadline_s:g} seconds and {memory_mib} MiB."
@@ -109,7 +110,12 @@ class PythonTool:
         Raises:
             ToolError: the store fails, or (``strict``) does not know a program.
         """
-        return list(self._workers.map(self._answer, calls))
+        jobs = [self._workers.submit(partial(self._answer, call)) for call in calls]
+        try:
+            return [job.result() for job in jobs]
+        finally:
+            for job in jobs:
+                job.cancel()
 
     def _answer(self, call: Mapping[str, Any]) -> ToolResult:
         code = call.get("code")

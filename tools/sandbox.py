@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,11 +124,14 @@ class Sandbox:
         """
         try:
             place = Path(tempfile.mkdtemp(prefix="sandbox-"))
+            # Unlike shutil, rm removes directories of any depth; an interrupted process does so
+            # as it ends.
+            command = ["rm", "-rf", str(place)]
+            remove = weakref.finalize(self, subprocess.run, command, stderr=subprocess.DEVNULL)
             try:
                 return self._run_in(place, source, stdin)
             finally:
-                # Unlike shutil, rm removes directories of any depth.
-                subprocess.run(["rm", "-rf", str(place)], stderr=subprocess.DEVNULL)
+                remove()
         except OSError as error:
             raise CallFailed("transient", f"the sandbox could not start: {error}") from error
 

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, get_args
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.workers import Workers
 from graphpo_agent.protocols import PageReader
 from graphpo_agent.types import Document, FailureKind, Finding, ToolResult
 from tools.extract import EvidenceExtractor
@@ -111,7 +113,7 @@ class VisitTool:
         self._max_characters = max_characters
         self._deadline_s = deadline_s
         self._blocked = BlockList(blocked_hosts)
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="visit")
+        self._workers = Workers(concurrency)
         self._last_end = 0.0
 
     def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
@@ -153,7 +155,7 @@ class VisitTool:
         for url, goal in asked:
             goals.setdefault(url, {})[goal] = None
         readings = {url: _Reading(url, list(each), now) for url, each in goals.items()}
-        jobs = {self._threads.submit(self._read, each): each for each in readings.values()}
+        jobs = {self._workers.submit(partial(self._read, each)): each for each in readings.values()}
         try:
             self._wait(jobs)
         finally:

@@ -73,9 +73,9 @@ def parse_json(place: str, text: bytes) -> Any:
     try:
         return _DECODER.decode(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        # Of a row its place names the line.
-        one_line = isinstance(error, json.JSONDecodeError) and error.lineno == 1
-        reason = f"{error.msg} at column {error.colno}" if one_line else error
+        reason = str(error)
+        if isinstance(error, json.JSONDecodeError) and error.lineno == 1:
+            reason = f"{error.msg} at column {error.colno}"  # of a row its place names the line
         raise DataError(f"{place}: not valid JSON ({reason})") from error
 
 

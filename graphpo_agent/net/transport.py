@@ -129,7 +129,7 @@ class _GuardedAdapter(HTTPAdapter):
 
 
 class Session(requests.Session):
-    """Connections that are kept open, for one thread at a time.
+    """Connections that are kept open, for one thread at a time; no reply leads it elsewhere.
 
     The proxies and certificate bundles that the environment names for a host are looked up once.
     """
@@ -146,6 +146,13 @@ class Session(requests.Session):
         if host not in self._settings:
             self._settings[host] = self.merge_environment_settings(url, {}, True, None, None)
         return self._settings[host]
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """None: also where redirects are not followed, requests would read the whole reply for it.
+
+        And it would raise errors of many kinds about an address that cannot be read.
+        """
+        return None
 
 
 def exchange(

@@ -3,6 +3,7 @@ import gzip
 import math
 import threading
 import time
+import tracemalloc
 import warnings
 
 import pytest
@@ -202,6 +203,29 @@ def test_refusals_are_not_tried_again(status, error, words):
     ):
         HttpService("s", limits=QUICK).call("GET", server.url)
     assert type(caught.value) is error and len(server.requests) == 1
+
+
+@pytest.mark.parametrize("location", [b"http://[x", b"/caf\xe9", b"//", b"http://a:b/", b"\xff://"])
+def test_wherever_a_redirect_leads_it_is_told_and_not_followed(location):
+    sent = b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\nContent-Length: 0\r\n\r\n"
+    with (
+        raw_server(lambda connection, over: connection.sendall(sent)) as url,
+        pytest.raises(ToolError, match=r"HTTP 302: .*check its address"),
+    ):
+        HttpService("s", limits=QUICK).call("GET", url)
+
+
+def test_a_redirect_is_read_no_further_than_other_replies():
+    bomb = gzip.compress(bytes(50 * 2**20))
+    headers = {"Content-Encoding": "gzip", "Location": "/"}
+    with serving(lambda before, request: (302, headers, bomb)) as server:
+        service = HttpService("s", limits=Limits(max_bytes=2**20))
+        tracemalloc.start()
+        with pytest.raises(CallFailed, match="larger than 1048576 bytes"):
+            service.call("GET", server.url)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 20 * 2**20
 
 
 def test_services_classify_by_their_own_rules():

@@ -1,7 +1,11 @@
 """Threads that are kept, and none that another waits for."""
 
+import gc
 import threading
+import weakref
 from queue import SimpleQueue
+
+import pytest
 
 from graphpo_agent.net.workers import Workers
 
@@ -35,3 +39,47 @@ def test_a_thread_that_is_done_is_taken_again_and_ends_when_all_is_over():
     for thread in set(threads):
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+def test_no_more_threads_than_allowed_take_functions_in_order():
+    workers, gate, begun, threads = Workers(2), threading.Barrier(2), [], set()
+
+    def work(number):
+        begun.append(number)
+        threads.add(threading.current_thread())
+        gate.wait(PATIENCE)
+        return number * number
+
+    jobs = [workers.submit(lambda number=number: work(number)) for number in range(20)]
+    assert [job.result(PATIENCE) for job in jobs] == [number * number for number in range(20)]
+    assert len(threads) == 2
+    assert all(abs(number - place) <= 1 for place, number in enumerate(begun))
+
+
+def test_what_a_function_raises_is_raised_and_a_cancelled_one_is_not_begun():
+    workers, gate, begun = Workers(1), threading.Event(), []
+    failing = workers.submit(lambda: gate.wait(PATIENCE) and 1 / 0)
+    cancelled = workers.submit(lambda: begun.append(1))
+    last = workers.submit(lambda: 6 * 7)
+    assert cancelled.cancel()
+    gate.set()
+    with pytest.raises(ZeroDivisionError):
+        failing.result(PATIENCE)
+    assert last.result(PATIENCE) == 42 and not begun
+
+
+def test_threads_end_with_who_has_the_workers_and_hold_nothing_meanwhile():
+    class Owner:
+        def __init__(self):
+            self.workers = Workers(1)
+
+        def work(self):
+            return threading.current_thread()
+
+    owner = Owner()
+    thread = owner.workers.submit(owner.work).result(PATIENCE)
+    gone = weakref.ref(owner)
+    del owner
+    thread.join(PATIENCE)
+    gc.collect()
+    assert gone() is None and not thread.is_alive()

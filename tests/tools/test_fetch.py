@@ -230,6 +230,39 @@ def test_redirects_are_followed(site):
 
 
 @pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        (b"/wiki/\xe5\x8c\x97\xe4\xba\xac", "/wiki/%E5%8C%97%E4%BA%AC"),
+        ("/公園?q=樹".encode(), "/%E5%85%AC%E5%9C%92?q=%E6%A8%B9"),
+        ("/café".encode(), "/caf%C3%A9"),
+        ("/à".encode(), "/%C3%A0"),
+        ("/café".encode("latin-1"), "/caf%E9"),
+        (b"/a b?c d ", "/a%20b?c%20d"),
+        (b"/caf%C3%A9%20b", "/caf%C3%A9%20b"),
+    ],
+)
+def test_redirects_are_read_as_a_browser_does(site, location, path):
+    site.page(path, OAK)
+    site.pages["/hop"] = lambda handler: handler.wfile.write(
+        b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert reader_for(site).read(site.url("/hop")).text == "An oak is a tree."
+
+
+def test_a_redirect_may_lead_to_a_name_in_any_script(site):
+    site.page("/", b"", status=302, Location="http://b\xc3\xbccher.example/")
+    asked = []
+
+    def looking_up(host, port):
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "look-up")
+
+    ports = [80, site.port]
+    assert failure_of(reader_for(site, allowed_ports=ports, resolver=looking_up), site.url())
+    assert asked == ["xn--bcher-kva.example"]
+
+
+@pytest.mark.parametrize(
     "target",
     [
         "http://169.254.169.254/latest/meta-data/",

@@ -50,6 +50,27 @@ def test_a_page_becomes_its_title_and_what_a_reader_sees(pool):
         assert unseen not in text
 
 
+@pytest.mark.parametrize(
+    ("style", "shown"),
+    [
+        ("margin-top:-100px", True),
+        ("position: absolute; left: 50%; margin-left: -2000px", True),
+        ("scroll-margin-top:-1000px", True),
+        ("top:-100px", True),
+        ("text-indent:-120px", True),
+        ("fill-opacity:0", True),
+        ("opacity:0.5", True),
+        ("color:red; opacity:0", False),
+        ("TOP : -1000px", False),
+        ("text-indent:-999em", False),
+        ("left:-99999px !important", False),
+    ],
+)
+def test_what_a_style_hides(pool, style, shown):
+    html = f'<article><p>An oak is a tree.</p><p style="{style}">It bears acorns.</p></article>'
+    assert ("acorns" in text_of(pool, html)[1]) == shown
+
+
 def test_links_are_kept_on_request_with_whole_addresses(pool):
     assert "[leaves](https://example.org/wiki/leaf)" in text_of(pool, PAGE, links=True)[1]
 

@@ -1,3 +1,4 @@
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,8 @@ from graphpo_agent.errors import ToolError
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.protocols import Tool
 from graphpo_agent.types import ToolResult
-from tests.tools.sandboxes import WORKING
+from tests.tools.interrupts import status_after_interrupt
+from tests.tools.sandboxes import WORKING, is_running, wait_until
 from tools.python import PythonTool
 
 ISOLATION = "auto" if WORKING else "none"
@@ -120,6 +122,28 @@ def test_programs_at_once_are_bounded_over_all_threads(tool):
         spans = [tuple(map(float, each.text.split())) for answer in answers for each in answer]
     assert len(spans) == 8
     assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= 2
+
+
+INTERRUPTED = """
+import threading, time
+from pathlib import Path
+from tools.python import PythonTool
+
+tool = PythonTool(concurrency=1, deadline_s=900, isolation={isolation!r})
+calls = [{{"code": f"import time; time.sleep(300 + {{number}})"}} for number in range(4)]
+threading.Thread(target=tool.run, args=(calls,), daemon=True).start()
+while not list(Path({directory!r}).glob("sandbox-*/program.py")):
+    time.sleep(0.01)
+print("begun", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_an_interrupted_process_waits_for_no_program_and_leaves_nothing(tmp_path):
+    program = INTERRUPTED.format(isolation=ISOLATION, directory=str(tmp_path))
+    assert status_after_interrupt(program, tmp_path) == -signal.SIGINT
+    assert wait_until(lambda: not is_running(f"{tmp_path}/sandbox-"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+import signal
 import threading
 import time
 
@@ -8,6 +9,7 @@ from graphpo_agent.errors import QuotaError, ToolError
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Tool
 from graphpo_agent.types import Document
+from tests.tools.interrupts import status_after_interrupt
 from tests.tools.web_server import LOCAL, serving
 from tools.extract import EvidenceExtractor
 from tools.fetch import WebReader
@@ -258,6 +260,26 @@ def test_waiting_for_a_turn_is_no_outage():
     calls = [{"url": url} for url in reader.pages]
     results = visit(reader, *calls, deadline_s=0.5, concurrency=2)  # 0.6 s for all of them
     assert [result.failure for result in results] == [None] * 12
+
+
+INTERRUPTED = """
+import threading, time
+from tools.visit import VisitTool
+
+class Slow:
+    def read(self, url):
+        print("reading", flush=True)
+        time.sleep(300)
+
+tool = VisitTool(Slow(), concurrency=1, deadline_s=900)
+calls = [{"url": f"https://{number}.example"} for number in range(4)]
+threading.Thread(target=tool.run, args=(calls,), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def test_an_interrupted_process_waits_for_no_page(tmp_path):
+    assert status_after_interrupt(INTERRUPTED, tmp_path) == -signal.SIGINT
 
 
 def test_each_goal_has_the_whole_deadline():
