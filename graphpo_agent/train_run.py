@@ -25,7 +25,7 @@ from graphpo_agent.report.html import write_report
 from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
 from graphpo_agent.report.run_files import flatten, read_run
 from graphpo_agent.train import prepare, train
-from graphpo_agent.train_verl import check_fresh, check_verl, rewind_logs, train_through_verl
+from graphpo_agent.train_verl import check_verl, rewind_logs, train_through_verl
 
 __all__ = [
     "FinishedRun",
@@ -88,7 +88,6 @@ def check_new_run(config: RunConfig) -> None:
     if path.is_dir():
         with locked(path):
             RunDirectory(path).check_new()
-            check_fresh(path)
 
 
 def set_threads(threads: int | None) -> None:
@@ -143,7 +142,6 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
 
     with locked(path):
         if resume is None:
-            check_fresh(path)
             run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
         else:
             run = RunDirectory.existing(path)

@@ -44,7 +44,6 @@ from graphpo_agent.types import SamplingParams, Task
 
 __all__ = [
     "RunWorker",
-    "check_fresh",
     "check_verl",
     "make_worker",
     "rewind_logs",
@@ -52,8 +51,6 @@ __all__ = [
 ]
 
 WORKER = "graphpo_agent.train_verl:make_worker"
-_NEWEST = "latest_checkpointed_iteration.txt"
-"""Verl's file with the step of the newest checkpoint, written once that is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +191,6 @@ def _composed(config: RunConfig, run: Path, resume: bool = False) -> Any:
     return compose(settings, verl_engine(config).overrides)
 
 
-def check_fresh(path: Path) -> None:
-    """Raise RunError where a run through verl has left a checkpoint."""
-    if (path / "checkpoints" / _NEWEST).exists():
-        raise RunError(
-            f"{path} already holds a run: continue it with --resume {path}, or set output=…"
-        )
-
-
 def _device(config: RunConfig) -> str:
     return "cpu" if device_of(config.model) == "cpu" else "cuda"
 
@@ -294,7 +283,7 @@ def rewind_logs(run: RunDirectory) -> int:
     Raises:
         RunError: there is none, or a log holds something else.
     """
-    newest = run.checkpoints_path / _NEWEST
+    newest = run.verl_newest_path
     if not newest.is_file():
         raise RunError(
             f"{run.path} ended before its first checkpoint: start it again without --resume"

@@ -76,9 +76,9 @@ class TreePO:
         active = growth.active.tolist()
         room = self.width - (len(growth.graph.leaves) - len(active))
         if active:
-            if room <= len(active):
-                return onward(growth)
             plan = onward(growth)
+            if room <= len(active):
+                return plan
             wanted = self.divergence * len(growth.reached)  # ended paths hand on their share
             each, rest = divmod(max(len(active), min(room, wanted)), len(active))
             going = [branch.node for branch in plan.branches]

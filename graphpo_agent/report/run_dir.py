@@ -58,6 +58,8 @@ class RunDirectory:
         self.config_path = path / "config.yaml"
         self.manifest_path = path / "manifest.json"
         self.checkpoints_path = path / "checkpoints"
+        # Verl's own file with the step of its newest checkpoint, written once that is complete.
+        self.verl_newest_path = self.checkpoints_path / "latest_checkpointed_iteration.txt"
 
     @classmethod
     def create(
@@ -78,7 +80,7 @@ class RunDirectory:
 
     def check_new(self) -> None:
         """Raise RunError where starting a run would lose another one's results, or a file."""
-        if self.checkpoints():
+        if self.checkpoints() or self.verl_newest_path.exists():
             raise RunError(
                 f"{self.path} already holds a run: continue it with --resume {self.path}, "
                 "or set output=…"

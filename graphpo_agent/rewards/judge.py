@@ -172,7 +172,7 @@ def parse_verdict(reply: str) -> Literal["correct", "incorrect"] | None:
     last_line = text.rsplit("\n", 1)[-1]
     if text.endswith("```"):  # what the last fence holds
         fenced = text[:-3].rpartition("```")[2]
-        text = _TAG.sub("", fenced, count=1)
+        text = _TAG.sub("", fenced)
     from_last_brace = text[text.rfind("\n{") + 1 :]
     for candidate in (text, from_last_brace, last_line.strip("`")):
         named = _json_verdict(candidate)

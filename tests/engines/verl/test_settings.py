@@ -14,7 +14,7 @@ from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
 from graphpo_agent.engines.verl.settings import check_settings, verl_settings
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.train_verl import _composed, check_fresh, rewind_logs
+from graphpo_agent.train_verl import _composed, rewind_logs
 from tests.worlds import ROOT, files_of_at_most
 
 REACH = ROOT / "configs/toy/reach.yaml"
@@ -222,11 +222,11 @@ def test_a_resumed_runs_logs_go_on_where_the_checkpoint_was_written(tmp_path: Pa
     checkpoint(run, 2)  # cut off: verl had not said that it is complete
     with pytest.raises(RunError, match="ended before its first checkpoint"):
         rewind_logs(run)
-    check_fresh(run.path)
-    newest = run.checkpoints_path / "latest_checkpointed_iteration.txt"
+    run.check_new()
+    newest = run.verl_newest_path
     newest.write_text("2")
     with pytest.raises(RunError, match="already holds a run"):
-        check_fresh(run.path)
+        run.check_new()
     assert rewind_logs(run) == 2
     rows = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -253,7 +253,7 @@ def test_a_resumed_run_goes_on_from_the_newest_checkpoint_that_is_in_its_log(
     run = logged_run(tmp_path / "run")
     for each in written:
         checkpoint(run, each)
-    newest = run.checkpoints_path / "latest_checkpointed_iteration.txt"
+    newest = run.verl_newest_path
     newest.write_text(tracker)
     with run.metrics_path.open("a") as metrics, run.graphs_path.open("a") as graphs:
         metrics.write('{"step": 4, "prog')
@@ -265,7 +265,7 @@ def test_a_resumed_run_goes_on_from_the_newest_checkpoint_that_is_in_its_log(
 def test_a_run_without_a_checkpoint_or_with_a_foreign_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run = logged_run(tmp_path / "run")
-    (run.checkpoints_path / "latest_checkpointed_iteration.txt").write_text("2")
+    run.verl_newest_path.write_text("2")
     with pytest.raises(RunError, match="holds no complete checkpoint any more"):
         rewind_logs(run)
     checkpoint(run, 2)
