@@ -112,6 +112,7 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
         block_tokens=block_length(path),
         path_tokens=path,
         reference=update.kl_coefficient > 0 and config.model.lora is None,
+        entropy_bonus=update.entropy_coefficient != 0,
         offload=update.offload_optimizer and not on_cpu,
         sampler_bytes=held,
         sampled_tokens=kept,

@@ -127,7 +127,7 @@ def _loss(
     predictors = torch.from_numpy(places).to(hidden.device)
     source = np.concatenate([row.source[p] for row, p in zip(rows, picked, strict=True)])
     counted = np.concatenate([row.trained[p] for row, p in zip(rows, picked, strict=True)])
-    head = cast(nn.Module, model.get_output_embeddings())
+    head = cast(nn.Linear, model.get_output_embeddings())
     targets = torch.from_numpy(data.token_ids[source]).to(hidden.device)
     logprobs = _logprobs(head, hidden.flatten(0, 1).index_select(0, predictors), targets)
     old, advantages, weights = (
@@ -143,14 +143,14 @@ def _loss(
     return (weights * tokens.loss).sum()
 
 
-def _logprobs(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+def _logprobs(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
     """On a CPU torch's own log-softmax; on a GPU blocks, as this project does it: the same head."""
     if hidden.device.type == "cpu":
         return head(hidden).log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    rows = max_logits(hidden.device.type) // cast(Tensor, head.weight).shape[0]
+    rows = max_logits(hidden.device.type) // head.weight.shape[0]
 
     def score(hidden: Tensor, targets: Tensor) -> Tensor:
-        return token_scores(head(hidden), targets)[0]
+        return token_scores(head, hidden, targets)[0]
 
     parts = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.cat([cast(Tensor, checkpoint(score, *p, use_reentrant=False)) for p in parts])

@@ -218,9 +218,11 @@ def test_the_total_is_that_of_the_larger_phase():
     model = model_sizes(make("qwen2", 64, 2, 4, 2))
     update = UpdateSizes(1000, 10, 40, sampler_bytes=GIB)
     at = estimate_memory(model, update, ComputeOptions())
-    assert at.total == at.weights + at.optimizer + GIB
+    assert at.total == 2 * at.weights + at.optimizer + GIB, "a CPU samples with copies"
+    on_gpu = estimate_memory(model, replace(update, device_type="cuda"), ComputeOptions())
+    assert on_gpu.total == at.weights + at.optimizer + GIB
     away = estimate_memory(model, replace(update, offload=True), ComputeOptions())
-    assert away.total == at.weights + GIB
+    assert away.total == 2 * at.weights + GIB
     without = estimate_memory(model, replace(update, sampler_bytes=0), ComputeOptions())
     updating = at.gradients + at.optimizer + at.activations + at.logits
     assert without.total == at.weights + updating

@@ -2,11 +2,14 @@
 
 import gc
 import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from graphpo_agent.engines.local.cache import PAGE
 from graphpo_agent.engines.local.cached_pass import kv_shape
@@ -132,10 +135,9 @@ def test_logits_that_are_not_finite_are_the_policys_divergence(
 ):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
-    policy.submit(SampleRequest(policy.open([4, 8]), 0, 9), sampling)
-    policy.advance()
     with torch.no_grad():
         model.get_output_embeddings().weight[3] = number
+    policy.submit(SampleRequest(policy.open([4, 8]), 0, 9), sampling)
     with pytest.raises(ModelError, match=r"logits are not finite.*lower update\.learning_rate"):
         policy.advance()
 
@@ -146,6 +148,34 @@ def test_logits_of_minus_infinity_only_forbid_their_tokens():
     tokens, logprobs = draw(logits, torch.tensor([0.0, 0.75], dtype=torch.float64), SAMPLING)
     assert tokens.tolist() == [1, 4]
     np.testing.assert_allclose(logprobs, [0.0, np.log(0.5)])
+
+
+@given(
+    vocabulary=st.sampled_from([1, 37, 1024, 1025, 2500, 5000]),
+    top_p=st.sampled_from([1.0, 0.6]),
+    seed=st.integers(0, 99),
+)
+def test_a_token_is_sought_in_its_block_as_among_all(vocabulary, top_p, seed):
+    """Inverting the cumulative distribution in one go, in float64, tokens of no weight included."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(9, vocabulary)) * rng.choice([0.1, 8.0])
+    scores[:, 1:][rng.random((9, vocabulary - 1)) < rng.choice([0.0, 0.95])] = -np.inf
+    uniform = rng.random(9)
+    uniform[:2] = 0.0, 1.0 - 2.0**-53
+    sampling = SamplingParams(temperature=1.0, top_p=top_p)
+    tokens, logprobs = draw(torch.from_numpy(scores), torch.from_numpy(uniform), sampling)
+    chances = np.exp(scores - np.logaddexp.reduce(scores, -1, keepdims=True))
+    drawn = np.take_along_axis(chances, tokens[:, None].numpy(), 1)[:, 0]
+    np.testing.assert_allclose(logprobs, np.log(drawn), atol=1e-12)
+    for row, token, number in zip(chances, tokens.tolist(), uniform, strict=True):
+        order = np.argsort(-row, kind="stable")
+        outside = np.cumsum(row[order]) - row[order] >= (top_p if top_p < 1.0 else 2.0)
+        kept = row.copy()
+        kept[order[outside]] = 0.0
+        ends = np.cumsum(kept) / kept.sum()
+        assert kept[token] > 0.0
+        assert ends[token] >= number - 1e-9
+        assert ends[token] - kept[token] / kept.sum() <= number + 1e-9
 
 
 def test_a_completion_does_not_depend_on_its_batch(make_model, tokenizer, rows):
@@ -260,7 +290,9 @@ def forward_passes(model):
     return passes
 
 
-def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokenizer, on_shelves):
+def test_a_place_that_becomes_free_is_filled_in_the_next_pass(
+    make_model, tokenizer, on_shelves, monkeypatch
+):
     model = make_model()
     # 64 columns are the shortest row; this is room for three of them.
     policy = LocalPolicy(model, tokenizer, 3 * 64 * kv_shape(model).bytes_per_token)
@@ -269,10 +301,10 @@ def test_a_place_that_becomes_free_is_filled_in_the_next_pass(make_model, tokeni
     context = policy.open([5, 9, 30])
     lengths = [2, 5, 9, 4, 3, 6]
     requests = [SampleRequest(context, s, n, stop=()) for s, n in enumerate(lengths)]
-    model.lm_head.register_forward_hook(
-        lambda module, inputs, logits: logits.index_fill(
-            -1, torch.tensor(sorted(tokenizer.eos_ids), device=model.device), -torch.inf
-        )
+    ends = torch.tensor(sorted(tokenizer.eos_ids), device=model.device)
+    monkeypatch.setattr(
+        f"{SAMPLER}.sampling_logits",
+        lambda head, hidden: head(hidden).index_fill(-1, ends, -torch.inf),
     )
     completions = complete(policy, requests, SAMPLING)
     assert [len(c.token_ids) for c in completions] == lengths
@@ -339,27 +371,26 @@ def test_release_drops_what_is_unfinished(make_model, tokenizer, rows):
     check_completion(model, [4, 8], completion)
 
 
-class Script:
-    """A model output head that makes the policy say a given text, whatever the prompt."""
+@contextmanager
+def saying(token_ids):
+    """The policy says these tokens, whatever the prompt."""
+    left = iter(token_ids)
 
-    def __init__(self, model, tokenizer, text):
-        self.token_ids = tokenizer.encode(text)
-        self.position = 0
-        model.lm_head.register_forward_hook(self.override)
-
-    def override(self, _module, _inputs, logits):
-        forced = torch.full_like(logits, -50.0)
-        forced[..., self.token_ids[min(self.position, len(self.token_ids) - 1)]] = 50.0
-        self.position += 1
+    def logits(head, hidden):
+        forced = hidden.new_full((len(hidden), len(head.weight)), -50.0)
+        forced[:, next(left)] = 50.0
         return forced
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{SAMPLER}.sampling_logits", logits)
+        yield
 
 
 def say(make_model, tokenizer, text, **options):
-    model = make_model()
-    Script(model, tokenizer, text)
-    policy = LocalPolicy(model, tokenizer)
+    policy = LocalPolicy(make_model(), tokenizer)
     options = {"max_new_tokens": len(tokenizer.encode(text))} | options
-    (completion,) = complete(policy, [SampleRequest(policy.open([5]), 0, **options)], SAMPLING)
+    with saying(tokenizer.encode(text)):
+        (completion,) = complete(policy, [SampleRequest(policy.open([5]), 0, **options)], SAMPLING)
     return tokenizer.decode(completion.token_ids), completion.finish_reason
 
 
@@ -394,11 +425,10 @@ def test_stop_strings_completed_before_the_least_number_of_tokens_do_not_count(
 
 
 def test_the_end_of_sequence_token_ends_and_is_kept(make_model, tokenizer):
-    model = make_model()
-    policy = LocalPolicy(model, tokenizer)
-    Script(model, tokenizer, "x").token_ids = [30, 31, tokenizer.eos_id, 32]
+    policy = LocalPolicy(make_model(), tokenizer)
     request = SampleRequest(policy.open([5]), 0, 10)
-    (completion,) = complete(policy, [request], SAMPLING)
+    with saying([30, 31, tokenizer.eos_id, 32]):
+        (completion,) = complete(policy, [request], SAMPLING)
     assert completion.token_ids == (30, 31, tokenizer.eos_id)
     assert completion.finish_reason == "eos"
 
@@ -584,7 +614,8 @@ def test_weights_are_rounded_once_for_a_rollout_and_given_back(make_model, token
     own = dict(model.named_parameters())
     policy = LocalPolicy(model, tokenizer, autocast=True)
     kinds, drawn = set(), []
-    model.lm_head.register_forward_pre_hook(lambda head, _: kinds.add(head.weight.dtype))
+    layer = model.model.layers[0].mlp.up_proj
+    layer.register_forward_pre_hook(lambda layer, _: kinds.add(layer.weight.dtype))
     before = model.lm_head.weight.detach().clone()
     for weight, rounds in ((before, False), (before, True), (before.flip(0), True), (before, True)):
         with torch.no_grad():
@@ -599,6 +630,25 @@ def test_weights_are_rounded_once_for_a_rollout_and_given_back(make_model, token
     assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
     assert all(model.get_parameter(name) is value for name, value in own.items())
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_weights_are_transposed_in_memory_for_a_rollout_and_given_back(make_model, tokenizer):
+    model = make_model()
+    own = dict(model.named_parameters())
+    policy = LocalPolicy(model, tokenizer)
+    layer, strides, drawn = model.model.layers[0].mlp.up_proj, [], []
+    layer.register_forward_pre_hook(lambda layer, _: strides.append(layer.weight.stride()))
+    for factor in (1.0, -1.0, -1.0):  # a rollout after an update sees the new weights
+        with torch.no_grad():
+            layer.weight.mul_(factor)
+        request = SampleRequest(policy.open([5, 9, 30]), 3, 12)
+        (completion,) = complete(policy, [request], SAMPLING)
+        policy.release()
+        drawn.append(completion.logprobs)
+    assert set(strides) == {(1, layer.out_features)}
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert all(model.get_parameter(name) is value for name, value in own.items())
+    assert layer.weight.is_contiguous()
 
 
 def test_sampled_frequencies_follow_the_models_probabilities(make_model, tokenizer):

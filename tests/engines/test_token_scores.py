@@ -7,17 +7,19 @@ from torch._inductor.exc import TritonMissing
 from graphpo_agent.engines.local import token_scores as scores
 
 
-def expected(logits, targets, temperature):
-    distribution = (logits / temperature).log_softmax(-1)
+def expected(head, hidden, targets, temperature, entropy_gradient):
+    distribution = (head(hidden) / temperature).log_softmax(-1)
     picked = distribution.gather(1, targets[:, None])[:, 0]
     return picked, -(distribution.exp() * distribution).sum(-1)
 
 
-def drawn(dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    logits = 4 * torch.randn(7, 33, generator=generator, dtype=torch.float64)
-    logits[2, 5] = 300.0
-    return logits.to(dtype).requires_grad_(), torch.arange(7) * 4 + 1
+def drawn(bias=True, dtype=torch.float64):
+    """Hidden states with one logit that leaves nothing to the others, and the targets."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(5, 33, bias=bias, dtype=torch.float64)
+    hidden = 6 * torch.randn(7, 5, dtype=torch.float64)
+    hidden[2] = 300 * head.weight[5].detach()
+    return head.to(dtype), hidden.to(dtype).requires_grad_(), torch.arange(7) * 4 + 1
 
 
 @pytest.fixture(params=["cpu", "in parts", "gpu"])
@@ -29,35 +31,68 @@ def way(request, monkeypatch):
         return scores.token_scores
     monkeypatch.setattr(scores, "_scores", scores._scores._plain)
     monkeypatch.setattr(scores, "_gradients", scores._gradients._plain)
-    return scores._FusedScores.apply
+    return lambda head, hidden, *rest: scores._FusedScores.apply(head(hidden), *rest)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_scores_and_gradients(way, temperature, entropy_gradient):
+@pytest.mark.parametrize("bias", [False, True])
+def test_scores_and_gradients(way, temperature, entropy_gradient, bias):
     results = []
-    for score in (way, lambda *args: expected(*args[:3])):
-        logits, targets = drawn()
-        logprobs, entropies = score(logits, targets, temperature, entropy_gradient)
+    for score in (way, expected):
+        head, hidden, targets = drawn(bias)
+        logprobs, entropies = score(head, hidden, targets, temperature, entropy_gradient)
         loss = (logprobs * torch.linspace(-1, 2, 7)).sum()
         if entropy_gradient:
             loss = loss + (entropies * torch.linspace(1, -2, 7)).sum()
         loss.backward()
-        results.append([logprobs.detach(), entropies.detach(), logits.grad])
+        gradients = [hidden.grad, *(value.grad for value in head.parameters())]
+        results.append([logprobs.detach(), entropies.detach(), *gradients])
     for own, other in zip(*results, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-10)
 
 
+def test_a_frozen_head_gets_no_gradient_and_its_input_the_same(way):
+    results = []
+    for frozen in (False, True):
+        head, hidden, targets = drawn()
+        head.requires_grad_(not frozen)
+        way(head, hidden, targets, 1.0, False)[0].sum().backward()
+        results.append((hidden.grad, head.weight.grad is None))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert [is_none for _, is_none in results] == [False, True]
+
+
 def test_low_precision_logits_are_scored_in_float32(way):
-    logits, targets = drawn(torch.bfloat16)
-    logprobs, entropies = way(logits, targets, 0.9, False)
+    head, hidden, targets = drawn(dtype=torch.bfloat16)
+    logprobs, entropies = way(head, hidden, targets, 0.9, False)
     assert logprobs.dtype == entropies.dtype == torch.float32
     assert not entropies.requires_grad
-    picked, entropy = expected(logits.detach().double(), targets, 0.9)
+    logits = head(hidden).detach().double()
+    picked, entropy = expected(lambda _: logits, hidden, targets, 0.9, False)
     torch.testing.assert_close(logprobs.double(), picked, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropies.double(), entropy, rtol=1e-4, atol=1e-5)
     logprobs.sum().backward()
-    assert logits.grad.dtype == torch.bfloat16
+    assert hidden.grad.dtype == head.weight.grad.dtype == torch.bfloat16
+
+
+def test_autocast_rounds_the_products_and_nothing_after_them():
+    head, hidden, targets = drawn(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs, entropies = scores.token_scores(head, hidden, targets)
+        logits = head(hidden).detach().float()
+    picked, entropy = expected(lambda _: logits, hidden, targets, 1.0, False)
+    torch.testing.assert_close(logprobs, picked)
+    torch.testing.assert_close(entropies, entropy, rtol=1e-4, atol=1e-5)
+    logprobs.sum().backward()
+    assert hidden.grad.dtype == head.weight.grad.dtype == torch.float32
+
+
+def test_a_second_backward_pass_is_refused():
+    loss = scores.token_scores(*drawn(), 1.0, False)[0].sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
 
 
 def test_where_nothing_compiles_plain_operations_do_it(monkeypatch):

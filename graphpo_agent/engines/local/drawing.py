@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import SamplingParams
@@ -16,6 +16,8 @@ from graphpo_agent.types import SamplingParams
 __all__ = ["StopFinder", "UniformNumbers", "draw"]
 
 _LOW = 2**64 - 1
+_BLOCK = 1024
+"""Weights that are added up one by one."""
 
 
 class UniformNumbers:
@@ -58,17 +60,18 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Ten
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.temperature not in (0.0, 1.0):
         scores = scores / sampling.temperature
-    scores = scores - scores.amax(-1, keepdim=True)
-    weights = scores.exp()
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    log_total = cumulative[:, -1].log().to(scores.dtype)
+    largest = scores.amax(-1, keepdim=True)
+    weights = (scores - largest).exp_()
+    total = weights.sum(-1, dtype=torch.float64)
     if sampling.temperature == 0.0:
         tokens = scores.argmax(-1)
+    elif sampling.top_p == 1.0:
+        tokens = _first_above(weights, uniform * total)
     else:
-        if sampling.top_p < 1.0:
-            cumulative = _truncated(weights, sampling.top_p).cumsum(-1, dtype=torch.float64)
-        tokens = _invert_cumulative(cumulative, uniform)
-    return tokens, scores.gather(1, tokens[:, None])[:, 0] - log_total
+        kept = _truncated(weights, sampling.top_p)
+        tokens = _first_above(kept, uniform * kept.sum(-1, dtype=torch.float64))
+    logprobs = (scores.gather(1, tokens[:, None]) - largest)[:, 0] - total.log().to(scores.dtype)
+    return tokens, logprobs
 
 
 def _truncated(weights: Tensor, top_p: float) -> Tensor:
@@ -79,12 +82,26 @@ def _truncated(weights: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(weights).scatter(1, order, ordered.masked_fill(outside, 0.0))
 
 
-def _invert_cumulative(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """[B] first index whose cumulative weight exceeds ``uniform`` of the total."""
-    total = cumulative[:, -1:]
-    level = torch.minimum(uniform[:, None] * total, total * (1.0 - 2.0**-40))
-    index = torch.searchsorted(cumulative, level, right=True)[:, 0]
-    return index.clamp_(max=cumulative.shape[1] - 1)  # past the end where the total is NaN
+def _first_above(weights: Tensor, level: Tensor) -> Tensor:
+    """[B] the first token of positive weight up to which [B, V] weights add up to over ``level``.
+
+    Of a large vocabulary the block is sought first and then the token in it, so that hardly any
+    weights are added up one by one. Where the weights are NaN it is the last token.
+    """
+    vocabulary = weights.shape[1]
+    if vocabulary <= _BLOCK:
+        cumulative = weights.cumsum(-1, dtype=torch.float64)
+        # Rounding may have put the level outside, where the weights are 0.
+        level = torch.minimum(level.clamp(min=0.0), cumulative[:, -1] * (1.0 - 2.0**-40))
+        found = torch.searchsorted(cumulative, level[:, None], right=True)[:, 0]
+        return found.clamp_(max=vocabulary - 1)
+    padded = nn.functional.pad(weights, (0, -vocabulary % _BLOCK))
+    blocks = padded.view(len(weights), -1, _BLOCK)
+    sums = blocks.sum(-1, dtype=torch.float64)
+    block = _first_above(sums, level)
+    rows = torch.arange(len(block), device=block.device)
+    before = sums.cumsum(-1)[rows, block] - sums[rows, block]
+    return block * _BLOCK + _first_above(blocks[rows, block], level - before)
 
 
 class StopFinder:

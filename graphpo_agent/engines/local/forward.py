@@ -122,10 +122,13 @@ def _score_blocks(
     targets_M = to_device(batch.target_ids, device)
     block = max(1, max_logits(device.type) // head.weight.shape[0])
     if len(targets_M) <= block:
-        return TokenScores(*_score(head, hidden_M_d, targets_M, temperature, entropy_gradient))
+        return TokenScores(
+            *token_scores(head, hidden_M_d, targets_M, temperature, entropy_gradient)
+        )
     parts = [
         checkpoint(
-            _score, head, hidden, targets, temperature, entropy_gradient, use_reentrant=False
+            *(token_scores, head, hidden, targets, temperature, entropy_gradient),
+            use_reentrant=False,
         )
         for hidden, targets in zip(hidden_M_d.split(block), targets_M.split(block), strict=True)
     ]
@@ -203,11 +206,3 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
             f"model {model.name_or_path} ({type(model).__name__}) changes its attention or its "
             "logits in a way that the flat layout cannot express; use another model family"
         )
-
-
-def _score(
-    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    logits = head(hidden)
-    with torch.autocast(logits.device.type, enabled=False):
-        return token_scores(logits, targets, temperature, entropy_gradient)

@@ -73,6 +73,7 @@ class UpdateSizes:
         block_tokens: tokens of a block of a row (see ``packing``).
         path_tokens: tokens of the path before a block, on average.
         reference: whether a copy of the weights is kept for a KL term.
+        entropy_bonus: whether the entropies carry a gradient.
         offload: whether the optimiser's state leaves the device for the sampling.
         sampler_bytes: what the sampler may hold beside ``sampled_tokens``.
         sampled_tokens: tokens whose keys and values the sampler keeps until the end of a step.
@@ -84,6 +85,7 @@ class UpdateSizes:
     block_tokens: int
     path_tokens: int
     reference: bool = False
+    entropy_bonus: bool = False
     offload: bool = False
     sampler_bytes: int = 0
     sampled_tokens: int = 0
@@ -162,9 +164,8 @@ def estimate_memory(
     sampler = update.sampler_bytes + update.sampled_tokens * token_bytes(model, compute)
     updating = gradients + optimizer + activations + logits
     updating += sampler if update.sampler_stays else 0
-    # The sampler of float32 weights multiplies by copies of them.
-    rounded = weights // 2 if compute.autocast and model.itemsize == _MASTER_BYTES else 0
-    sampling = sampler + rounded + (0 if update.offload else optimizer)
+    copies = _weights_to_sample_with(model, update, compute)
+    sampling = sampler + copies + (0 if update.offload else optimizer)
     return MemoryEstimate(
         weights,
         reference,
@@ -175,6 +176,15 @@ def estimate_memory(
         sampler,
         weights + reference + max(updating, sampling),
     )
+
+
+def _weights_to_sample_with(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
+    """Copies that the sampler multiplies by: rounded ones, or on a CPU transposed ones."""
+    if model.itemsize < _MASTER_BYTES:
+        return 0
+    if compute.autocast:
+        return model.weight_bytes // 2
+    return model.weight_bytes if update.device_type == "cpu" else 0
 
 
 def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
@@ -207,17 +217,17 @@ def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions
 
 
 def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
-    """Logits and probabilities in float32 or more, beside bfloat16 logits where there are any.
+    """Probabilities in float32 or more, beside them what the product gives in 16 bits.
 
-    At a temperature other than 1 the forward pass holds the logits twice for a moment. On a GPU it
-    is the logits and their gradient.
+    With a bonus on the entropy the logits as well. On a GPU it is the logits and their gradient.
     """
     rows = min(update.max_tokens, max(1, max_logits(update.device_type) // model.vocabulary))
     product = _product_bytes(model, compute)
     if update.device_type != "cpu":
         return rows * model.vocabulary * 2 * product
+    kept = max(product, _MASTER_BYTES)
     rounded = product if product < _MASTER_BYTES else 0
-    return rows * model.vocabulary * (2 * max(product, _MASTER_BYTES) + rounded)
+    return rows * model.vocabulary * (kept * (2 if update.entropy_bonus else 1) + rounded)
 
 
 def token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:

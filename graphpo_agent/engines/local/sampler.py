@@ -25,10 +25,11 @@ from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape,
 from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, draw
+from graphpo_agent.engines.local.head import sampling_logits
 from graphpo_agent.engines.local.model import context_limit, output_head
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
-from graphpo_agent.engines.local.rounded_weights import RoundedWeights
 from graphpo_agent.engines.local.running_rows import RunningRows
+from graphpo_agent.engines.local.sampling_weights import SamplingWeights
 from graphpo_agent.engines.local.shelves import Shelf, Shelves
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.arrays import IntArray
@@ -89,7 +90,7 @@ class LocalPolicy:
             torch.autocast(model.device.type, torch.bfloat16) if autocast else nullcontext()
         )
         self._rounds = autocast
-        self._rounded: RoundedWeights | None = None
+        self._copies: SamplingWeights | None = None
         on_gpu = model.device.type == "cuda"
         self._recorded = RecordedPasses(self._decode) if on_gpu else None
         with self._autocast:
@@ -180,7 +181,7 @@ class LocalPolicy:
     def release(self) -> None:
         """Forget every context and unfinished continuation, and free their memory."""
         self.rest()
-        self._rounded = None
+        self._copies = None
         if self._recorded is not None:
             self._recorded.clear()
         self._contexts.clear()
@@ -207,9 +208,8 @@ class LocalPolicy:
     def _get_busy(self) -> None:
         """Give the model the attention and the weights that it samples with."""
         self._attention.enter_context(attention(self._model, "graphpo_cached"))
-        if self._rounds:
-            self._rounded = self._rounded or RoundedWeights(self._model)
-            self._attention.enter_context(self._rounded.in_place())
+        self._copies = self._copies or SamplingWeights(self._model, self._rounds)
+        self._attention.enter_context(self._copies.in_place())
         self._busy = True
 
     # Before the pass: who gets a place, and what is to be computed for them
@@ -331,7 +331,8 @@ class LocalPolicy:
                 part = members[start : start + _DRAWN_AT_ONCE]
                 first, end = int(part[0]), int(part[-1]) + 1
                 rows = slice(first, end) if end - first == len(part) else self._tensor(part)
-                drawn = draw(self._head(hidden[rows]), uniform[rows], sampling)
+                logits = sampling_logits(self._head, hidden[rows])
+                drawn = draw(logits, uniform[rows], sampling)
                 tokens[part], logprobs[part] = (x.cpu().numpy() for x in drawn)
         if not np.isfinite(logprobs).all():
             raise ModelError(

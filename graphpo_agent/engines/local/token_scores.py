@@ -1,10 +1,10 @@
-"""Log-probabilities and entropies from logits, with one buffer kept for the gradient.
+"""Log-probabilities and entropies from last hidden states, with one buffer kept for the gradient.
 
-On a CPU that is the probabilities, which the backward pass turns into the gradient in place. On a
-GPU it is the logits, in the precision they come in: fused kernels read them once or twice and keep
-everything between in registers.
+On a CPU that is the probabilities, which take the place of the logits and which the backward pass
+turns into the gradient in place. On a GPU it is the logits, in the precision they come in: fused
+kernels read them once or twice and keep everything between in registers.
 
-Shapes: M trained tokens, V vocabulary.
+Shapes: M trained tokens, d hidden size, V vocabulary.
 """
 
 import warnings
@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
+from graphpo_agent.engines.local.head import aligned_logits
 from graphpo_agent.errors import first_line
 
 __all__ = ["token_scores"]
@@ -24,14 +25,19 @@ _AT_ONCE = 2**18
 
 
 def token_scores(
-    logits: Tensor, targets: Tensor, temperature: float = 1.0, entropy_gradient: bool = False
+    head: nn.Linear,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Score one target per row of logits, in float32 or more.
+    """Score one target per hidden state, in float32 or more.
 
-    A second backward pass through the same graph raises.
+    On a CPU a second backward pass through the same graph raises.
 
     Args:
-        logits: [M, V], of any floating type.
+        head: turns hidden states into logits; under autocast in the lower precision.
+        hidden: [M, d], of any floating type.
         targets: [M] token ids.
         temperature: divides the logits; > 0.
         entropy_gradient: whether the entropies carry a gradient; on a CPU the logits are then kept
@@ -40,48 +46,75 @@ def token_scores(
     Returns:
         [M] log-probabilities of the targets and [M] entropies in nats.
     """
-    if logits.device.type != "cpu":
-        return _FusedScores.apply(logits, targets, temperature, entropy_gradient)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    scaled = logits if temperature == 1.0 else logits / temperature
-    return _Scores.apply(scaled, targets, entropy_gradient)
+    device_type = hidden.device.type
+    if device_type != "cpu":
+        logits = head(hidden)
+        with torch.autocast(device_type, enabled=False):
+            return _FusedScores.apply(logits, targets, temperature, entropy_gradient)
+    weight, bias = head.weight, head.bias
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    with torch.autocast(device_type, enabled=False):
+        return _Scores.apply(hidden, weight, bias, targets, temperature, entropy_gradient)
 
 
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, entropy_gradient: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        probs = torch.empty_like(logits)
+        logits = aligned_logits(hidden, weight, bias)
+        if temperature != 1.0:
+            logits /= temperature
+        chosen = logits.gather(1, targets[:, None])[:, 0]
+        probs = torch.empty_like(logits) if entropy_gradient else logits
         num_rows = max(1, _AT_ONCE // logits.shape[1])
+        part = torch.empty_like(logits[:num_rows])
         log_totals, means = [], []
         for own, own_probs in zip(logits.split(num_rows), probs.split(num_rows), strict=True):
-            torch.softmax(own, -1, out=own_probs)
-            log_totals.append(own.amax(-1) - own_probs.amax(-1).log())
-            means.append(torch.linalg.vecdot(own_probs, own))
+            normed = torch.softmax(own, -1, out=part[: len(own)])
+            log_totals.append(own.amax(-1) - normed.amax(-1).log())
+            means.append(torch.linalg.vecdot(normed, own))
+            own_probs.copy_(normed)
         log_total = torch.cat(log_totals)
         entropies = log_total - torch.cat(means)
-        ctx.save_for_backward(
-            probs, targets, *((logits, log_total, entropies) if entropy_gradient else ())
-        )
+        rest = (logits, log_total, entropies) if entropy_gradient else ()
+        ctx.save_for_backward(hidden, weight, targets, probs, *rest)
+        ctx.temperature = temperature
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies)
-        return logits.gather(1, targets[:, None])[:, 0] - log_total, entropies
+        return chosen - log_total, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         # d log p_t / d x = onehot(t) - p;  d H / d x = -p (log p + H)
         logprob_gradients, entropy_gradients = grad_outputs
-        probs, targets, *rest = ctx.saved_tensors
+        hidden, weight, targets, probs, *rest = ctx.saved_tensors
+        logprob_gradients = logprob_gradients / ctx.temperature
         factors = -logprob_gradients[:, None]
         if rest:
             logits, log_total, entropies = rest
-            factors = factors - entropy_gradients[:, None] * (
+            factors = factors - (entropy_gradients / ctx.temperature)[:, None] * (
                 logits - (log_total - entropies)[:, None]
             )
         gradients = probs.mul_(factors)
-        gradients[torch.arange(len(targets), device=targets.device), targets] += logprob_gradients
-        return gradients, None, None
+        gradients[torch.arange(len(targets)), targets] += logprob_gradients
+        gradients = gradients.to(hidden.dtype)
+        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        return (
+            gradients @ weight if needs_hidden else None,
+            gradients.T @ hidden if needs_weight else None,
+            gradients.sum(0) if needs_bias else None,
+            *(None, None, None),
+        )
 
 
 class _FusedScores(torch.autograd.Function):
