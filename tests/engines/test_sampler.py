@@ -150,6 +150,15 @@ def test_logits_of_minus_infinity_only_forbid_their_tokens():
     np.testing.assert_allclose(logprobs, [0.0, np.log(0.5)])
 
 
+@pytest.mark.parametrize("vocabulary", [7, 2500])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary(vocabulary, number):
+    logits = torch.zeros((1, vocabulary))
+    logits[0, 3] = number
+    (token,), (logprob,) = draw(logits, torch.tensor([0.4], dtype=torch.float64), SAMPLING)
+    assert 0 <= token < vocabulary and logprob.isnan()
+
+
 @given(
     vocabulary=st.sampled_from([1, 37, 1024, 1025, 2500, 5000]),
     top_p=st.sampled_from([1.0, 0.6]),

@@ -101,7 +101,8 @@ def _first_above(weights: Tensor, level: Tensor) -> Tensor:
     block = _first_above(sums, level)
     rows = torch.arange(len(block), device=block.device)
     before = sums.cumsum(-1)[rows, block] - sums[rows, block]
-    return block * _BLOCK + _first_above(blocks[rows, block], level - before)
+    token = block * _BLOCK + _first_above(blocks[rows, block], level - before)
+    return token.clamp_(max=vocabulary - 1)
 
 
 class StopFinder:
