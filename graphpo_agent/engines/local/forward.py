@@ -6,6 +6,7 @@ Shapes: N tokens of the row, M trained tokens, d hidden size, V vocabulary.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -121,15 +122,11 @@ def _score_blocks(
     hidden_M_d = hidden_N_d.index_select(0, to_device(batch.predictors, device))
     targets_M = to_device(batch.target_ids, device)
     block = max(1, max_logits(device.type) // head.weight.shape[0])
+    score = partial(token_scores, head, temperature=temperature, entropy_gradient=entropy_gradient)
     if len(targets_M) <= block:
-        return TokenScores(
-            *token_scores(head, hidden_M_d, targets_M, temperature, entropy_gradient)
-        )
+        return TokenScores(*score(hidden_M_d, targets_M))
     parts = [
-        checkpoint(
-            *(token_scores, head, hidden, targets, temperature, entropy_gradient),
-            use_reentrant=False,
-        )
+        checkpoint(score, hidden, targets, use_reentrant=False)
         for hidden, targets in zip(hidden_M_d.split(block), targets_M.split(block), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
