@@ -5,7 +5,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-__all__ = ["METHODS", "WORLDS", "Setting", "World", "settings", "structure"]
+__all__ = [
+    "FINALISTS",
+    "METHODS",
+    "TUNING_SEEDS",
+    "WORLDS",
+    "Setting",
+    "World",
+    "settings",
+    "structure",
+]
+
+TUNING_SEEDS = range(100, 103)
+FINALISTS = 2
+"""Settings of a method that are tried with more than the first tuning seed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from benchmarks import method_map, method_prm
+from benchmarks import method_map, method_pages, method_prm
+from benchmarks.method_pages import Page, read_page, write_map, write_page
 from benchmarks.method_settings import METHODS, WORLDS, Setting, settings
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
@@ -67,7 +68,7 @@ def test_a_small_benchmark(
     small = replace(WORLDS["reach"], prompts=4, tokens=120, updates=4, learning_rates=(2e-4,))
     monkeypatch.setitem(WORLDS, "reach", small)
     monkeypatch.setattr(method_prm, "STEPS", 3)
-    monkeypatch.setattr(method_map, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(method_pages, "RESULTS", tmp_path / "results")
     method_map.measure("reach", ["graphpo", "prm"], 1, tmp_path / "work", 2)
     assert {path.name for path in (tmp_path / "results").iterdir()} == {
         "map.md",
@@ -132,20 +133,58 @@ def test_a_world_leaves_the_files_of_another_whose_name_begins_alike(
     )
     outcome = Outcome(np.array([0.0, 9.0]), np.array([0.1, 0.2]), dict.fromkeys(MEASURES, 1.0))
     found = Comparison({"grpo": {0: outcome, 1: outcome}}, None)
-    monkeypatch.setattr(method_map, "RESULTS", tmp_path)
-    monkeypatch.setattr(method_map, "read_comparison", lambda *_: found)
-    setting = next(settings("grpo", WORLDS["reach"]))
-    method_map.write_world("reach", {"grpo": setting}, {}, 2, tmp_path)
+    monkeypatch.setattr(method_pages, "RESULTS", tmp_path)
+    write_page("reach", Page({}, {}, found))
     own = {"map-reach.md", "map-reach.json", "map-reach.svg"}
     assert {path.name for path in tmp_path.iterdir()} == large | own
     assert "of before" not in (tmp_path / "map-reach.svg").read_text()
     assert (tmp_path / "map-reach-large.md").read_text() == "of before"
 
 
+def test_a_method_is_measured_again_and_the_page_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(method_pages.RESULTS / "map-hops.json", tmp_path)
+    monkeypatch.setattr(method_pages, "RESULTS", tmp_path)
+    before, page = json.loads((tmp_path / "map-hops.json").read_text()), read_page("hops")
+    again = {
+        seed: replace(run, measures={**run.measures, "final_accuracy": 0.25})
+        for seed, run in page.found.outcomes["treepo"].items()
+    }
+    settings = {"treepo": {"prompts": 1, "lr": 0.1, "structure": {"width": 3}}}
+    found = Comparison({"treepo": again}, WORLDS["hops"].token_budget)
+    write_page("hops", page.renewed(Page(settings, {"treepo-p9-lr0.0002": [0.5]}, found)))
+    after = json.loads((tmp_path / "map-hops.json").read_text())
+    assert after["settings"] == before["settings"] | settings
+    assert after["tuning"] == before["tuning"] | {"treepo-p9-lr0.0002": [0.5]}
+    for old, new in zip(before["methods"], after["methods"], strict=True):
+        if old["method"] == "treepo":
+            assert new["final_accuracy"] == {"mean": 0.25, "half_width": 0.0}
+        assert old["method"] == new["method"] and old["runs"][0]["curve"] == new["runs"][0]["curve"]
+        for name in MEASURES:
+            if (old["method"], name) != ("treepo", "final_accuracy"):
+                assert new[name] == pytest.approx(old[name], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("other", ["seeds", "policy"])
+def test_runs_from_another_policy_or_with_other_seeds_share_no_page(
+    other: str,
+) -> None:
+    page = read_page("hops")
+    runs = page.found.outcomes["treepo"]
+    if other == "seeds":
+        again = {seed + 1: run for seed, run in runs.items()}
+    else:
+        again = {seed: replace(run, accuracy=run.accuracy + 0.0025) for seed, run in runs.items()}
+    newer = replace(page, found=replace(page.found, outcomes={"treepo": again}))
+    with pytest.raises(SystemExit, match="other seeds or another policy"):
+        page.renewed(newer)
+
+
 def test_worlds_that_other_methods_ran_on_share_a_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(method_map, "RESULTS", tmp_path)
+    monkeypatch.setattr(method_pages, "RESULTS", tmp_path)
     setting = {"prompts": 18, "lr": 6e-05, "structure": {"schedule": [4, 1], "refill": "uncertain"}}
     for world, accuracies in {
         "reach": {"grpo": 0.5, "waves": 0.4},
@@ -165,7 +204,7 @@ def test_worlds_that_other_methods_ran_on_share_a_map(
             ],
         }
         (tmp_path / f"map-{world}.json").write_text(json.dumps(record))
-    method_map.write_map()
+    write_map()
     assert "up to 5.0 %" in (tmp_path / "map.md").read_text()
     rows = [line for line in (tmp_path / "map.md").read_text().splitlines() if line[:2] == "| "]
     assert rows[2:5] == [
@@ -186,9 +225,9 @@ def test_the_measured_worlds_make_the_map_that_is_shown(
     def rows(page: Path) -> list[str]:
         return [line for line in page.read_text().splitlines() if line.startswith("| ")]
 
-    shown = method_map.RESULTS / "map.md"
+    shown = method_pages.RESULTS / "map.md"
     for record in shown.parent.glob("map-*.json"):
         shutil.copy(record, tmp_path)
-    monkeypatch.setattr(method_map, "RESULTS", tmp_path)
-    method_map.write_map()
+    monkeypatch.setattr(method_pages, "RESULTS", tmp_path)
+    write_map()
     assert rows(tmp_path / "map.md") == rows(shown)
