@@ -192,7 +192,9 @@ def mean_rewards(bench: Bench, states: Sequence[PathState], continuations: int) 
             seed = derive_seed("continuation", *seed_parts, state.depth)
             (step,) = await bench.grower.expander.expand(scheduler, [state], [seed], SAMPLING)
             if step.terminal:
-                return bench.grower.judge(step.state)
+                found = bench.grower.judge(step.state)
+                assert found is not None, "the toy verifiers ask nobody"
+                return found
             state = step.state
 
     rewards = scheduler.run(

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from tqdm.auto import tqdm
 
@@ -198,19 +197,19 @@ def evaluate_policy(
         grower, policy, tasks, samples, sampling, config.seed, progress=True
     )
     if out is not None:
-        write_atomically(Path(out), "".join(_transcript_lines(rollouts, grower.outages)))
+        write_atomically(Path(out), "".join(_transcript_lines(rollouts)))
     dropped = evaluation.num_dropped
-    check_outages(rollouts, grower.outages, policy.tokenizer.decode)
+    check_outages(rollouts, policy.tokenizer.decode)
     print(
         f"accuracy {evaluation.accuracy:.1%} ± {_percent(1.96 * evaluation.standard_error)} "
         f"(95 % over {evaluation.num_tasks} tasks, {evaluation.num_trajectories} trajectories)"
     )
     if samples > 1:
         print(f"best of {samples} {_percent(evaluation.best)}")
-    for level, of_level in by_level(rollouts, grower.outages).items():
+    for level, of_level in by_level(rollouts).items():
         print(f"level {level}: {_percent(of_level.accuracy)} over {of_level.num_tasks} tasks")
     if dropped:
-        print(f"left out: {dropped} trajectories on which a tool met an outage (outages: drop)")
+        print(f"left out: {dropped} trajectories that outages left unscored")
     print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
     for name, count in grower.counts.items():
         print(f"{name} {count}")
@@ -232,15 +231,13 @@ def toy(world: str, output: str, knobs: Sequence[str]) -> int:
     return 0
 
 
-def _transcript_lines(
-    rollouts: Sequence[Rollout], outages: Literal["drop", "score"]
-) -> Iterator[str]:
+def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
     """One line per trajectory: the policy's words, the gold answers and the reward.
 
     The reward is null where the trajectory does not count, for an outage.
     """
     for rollout in rollouts:
-        for leaf, reward in leaves(rollout, outages):
+        for leaf, reward in leaves(rollout):
             state = rollout.states[leaf]
             row = {
                 "id": f"{rollout.task.id}/{leaf}",

@@ -114,6 +114,7 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
         reference=update.kl_coefficient > 0 and config.model.lora is None,
         entropy_bonus=update.entropy_coefficient != 0,
         offload=update.offload_optimizer and not on_cpu,
+        model_samples=config.engine.kind == "local",
         sampler_bytes=held,
         sampled_tokens=kept,
         sampler_stays=on_cpu or config.engine.kind == "vllm",

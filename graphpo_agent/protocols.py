@@ -314,7 +314,12 @@ class RewardFn(Protocol):
     """The verifier of a finished trajectory."""
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
-        """A reward in [0, 1]."""
+        """A reward in [0, 1].
+
+        Raises:
+            CallFailed: it cannot be said this time; an outage marks the trajectory as a tool's
+                does (``graphpo_agent.net.failures``).
+        """
         ...
 
 

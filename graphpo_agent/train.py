@@ -183,7 +183,7 @@ def _step(
     policy.take_prefilled_tokens()  # those of an evaluation
     counted = setup.grower.counts
     rollouts, credits, signal = _collect(config, setup, stream, step)
-    check_outages(rollouts, setup.grower.outages, policy.tokenizer.decode)
+    check_outages(rollouts, policy.tokenizer.decode)
     grown = time.monotonic()
     samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
     updated = setup.engine.update(samples, step) if samples else {}

@@ -95,7 +95,7 @@ class RunWorker:
     def _outage(self, rollout: Rollout, tokenizer: Tokenizer) -> str | None:
         """Why all paths of a graph were dropped."""
         try:
-            check_outages([rollout], self.grower.outages, tokenizer.decode)
+            check_outages([rollout], tokenizer.decode)
         except ToolError as error:
             return str(error)
         return None
@@ -105,7 +105,7 @@ class RunWorker:
         (rollout,) = self.grower.grow(
             policy, [task], Grpo(group_size=1), self.sampling, (self.seed, "evaluation", number)
         )
-        ((_, reward),) = leaves(rollout, self.grower.outages)
+        ((_, reward),) = leaves(rollout)
         return _untrained(rollout, self.terms), reward
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 __all__ = [
     "NO_PREFIX",
+    "OUTAGES",
     "Completion",
     "Context",
     "Demonstration",
@@ -266,6 +267,8 @@ class Document:
 FailureKind = Literal["bad_arguments", "no_result", "rate_limit", "transient"]
 """Why a call failed. The first two answer what the policy asked for; the last two are outages of
 the outside world, which mark the trajectory. Quota and configuration errors are exceptions."""
+
+OUTAGES: frozenset[FailureKind] = frozenset(("rate_limit", "transient"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,12 @@ import graphpo_agent.train as train_module
 from graphpo_agent import commands
 from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
+from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.report.run_dir import RunDirectory, locked, write_atomically
+from graphpo_agent.rewards.judge import Judge
 from graphpo_agent.rollout.grow import Grower
+from graphpo_agent.types import Outcome, Task
+from tests.net.servers import Script, always, answer, serving
 from tests.worlds import ROOT, Storm, files_of_at_most, run_arguments, start_command
 
 
@@ -275,7 +279,7 @@ def test_a_step_whose_every_path_met_an_outage_ends_the_run_with_one_line(
     run = tmp_path / "run"
     assert main(["train", *run_arguments(kb, run)]) == 2
     error = capsys.readouterr().err
-    assert "a tool met an outage on each of the " in error and error.count("\n") == 1
+    assert "the verifier met an outage on each of the " in error and error.count("\n") == 1
     assert [row["step"] for row in rows(run)] == [0]
 
 
@@ -409,6 +413,40 @@ def test_eval_says_how_many_trajectories_outages_left_out(
     assert main([*arguments, "outages=score"]) == 0
     out = capsys.readouterr().out
     assert "8 tasks, 16 trajectories" in out and "left out" not in out
+
+
+class ResponseJudge:
+    """A judge that is shown whole responses."""
+
+    def __init__(self, *, url: str) -> None:
+        self._judge = Judge(OpenAIChat(url, "m", tries=1))
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        return self._judge(task, replace(outcome, answer=outcome.response))
+
+
+@pytest.mark.filterwarnings("ignore:chat model")
+def test_what_a_judge_that_is_down_cannot_judge_does_not_count(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"choices": [{"message": {"content": '{"verdict": "correct"}'}}]}
+    flaky = lambda before, _: answer({}, 503) if before % 3 else answer(said)  # noqa: E731
+    transcripts = tmp_path / "t.jsonl"
+
+    def evaluated(script: Script) -> tuple[int, list[float | None]]:
+        with serving(script) as server:
+            judge = f"reward={{class: {__name__}:ResponseJudge, url: '{server.url}'}}"
+            arguments = ["eval", *run_arguments(reach, tmp_path / "run", judge)]
+            status = main([*arguments, "--out", str(transcripts)])
+        return status, [json.loads(line)["reward"] for line in transcripts.open()]
+
+    status, rewards = evaluated(flaky)
+    out = capsys.readouterr().out
+    assert status == 0 and set(rewards) == {None, 1.0} and "accuracy 100.0%" in out
+    assert f"left out: {rewards.count(None)} trajectories that outages left unscored" in out
+    status, rewards = evaluated(always(answer({}, 503)))
+    assert status == 2 and set(rewards) == {None}
+    assert "a tool or the verifier met an outage on each of the" in capsys.readouterr().err
 
 
 def test_an_evaluation_that_outages_left_nothing_of_has_no_accuracy(

@@ -98,7 +98,7 @@ class EvidenceExtractor:
         try:
             reply = self._chat.reply(messages, self._max_evidence_tokens)
         except CallFailed as error:
-            if error.kind in ("rate_limit", "transient"):
+            if error.outage:
                 raise
             return None
         return parse_evidence(reply)

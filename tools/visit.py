@@ -13,14 +13,13 @@ from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.workers import Workers
 from graphpo_agent.protocols import PageReader
-from graphpo_agent.types import Document, FailureKind, Finding, ToolResult
+from graphpo_agent.types import OUTAGES, Document, FailureKind, Finding, ToolResult
 from tools.extract import EvidenceExtractor
 
 __all__ = ["VisitTool"]
 
 _KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 """What is the least the policy's fault comes last."""
-_OUTAGES: frozenset[FailureKind] = frozenset(("rate_limit", "transient"))
 _SHOWN_CHARACTERS = 200
 
 _Asked = tuple[str, str]
@@ -223,7 +222,7 @@ def _result(pages: Mapping[str, _Page]) -> ToolResult:
     text = "\n".join(f"{_in_line(url)} could not be read: {error}" for url, error in failed.items())
     kinds = {error.kind for error in failed.values()}
     failure: FailureKind | None = next((kind for kind in reversed(_KINDS) if kind in kinds), None)
-    if findings and failure not in _OUTAGES:
+    if findings and failure not in OUTAGES:
         failure = None
     return ToolResult(text=text, findings=findings, failure=failure)
 

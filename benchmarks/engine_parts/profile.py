@@ -45,11 +45,14 @@ RULES = (
     ("index building", "/engines/local/pieces.py"),
     ("drawing tokens", "/engines/local/drawing.py"),
     ("keys and values moved", "/engines/local/cache.py"),
+    ("weights copied for sampling", "/engines/local/sampling_weights.py"),
 )
 """The innermost of the run's own files that has a rule decides, model code below it aside."""
 
 MODEL = ("/site-packages/transformers/", "/torch/nn/modules/module.py")
 """What torch calls of transformers is a forward pass."""
+PASSES = ("/engines/local/forward.py", "/engines/local/head.py", "/torch/autograd/")
+"""What is the model's work beside its layers."""
 BOOKKEEPING = (
     ("bookkeeping: sampler", "/engines/local/"),
     ("bookkeeping: growing, agents", "/graphpo_agent/rollout/"),
@@ -96,11 +99,9 @@ def category(files: list[str]) -> str:
         return f"model: {_phase(files)}"
     if rule is not None:
         return rule
-    if any("/engines/local/forward.py" in file or "/torch/autograd/" in file for file in files):
+    if any(part in file for file in files for part in PASSES):
         return f"model: {_phase(files)}"
     for file in files:
-        if "/engines/local/sampler.py" in file and "/torch/nn/" in files[0]:
-            return "model: sampling"  # the output head
         if (found := _matches(file, BOOKKEEPING)) is not None:
             return "update: objective" if file.endswith(("/loss.py", "local/engine.py")) else found
     return "bookkeeping: metrics and files"

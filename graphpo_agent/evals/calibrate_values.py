@@ -192,4 +192,4 @@ async def _finish(
     if not grower.is_judged(step):
         return np.nan
     (reward,) = await scheduler.each(grower.judge, [step.state])
-    return reward
+    return np.nan if reward is None else reward

@@ -20,6 +20,7 @@ from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import ConfigError, DataError, ToolError
 from graphpo_agent.math_text import final_answer
 from graphpo_agent.net.chat import OpenAIChat
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.outputs import check_apart, check_parent, check_place
 from graphpo_agent.rewards.asearcher import ASearcherReward
@@ -284,10 +285,12 @@ def _by_judge(transcript: Transcript, judge: Judge, bare: bool) -> Grade:
     answer = transcript.response.strip() if bare else _last_answer(transcript.response)
     if answer is None:
         return Grade(0.0, None, "no_answer", {})
-    verdict = judge.verdict(transcript.question or "", transcript.golds, answer)
-    if verdict in ("unjudged", "failed"):
-        status = "unjudged" if verdict == "unjudged" else "error"
-        return Grade(None, answer, status, {"verdict": verdict})
+    try:
+        verdict = judge.verdict(transcript.question or "", transcript.golds, answer)
+    except CallFailed as failure:
+        return Grade(None, answer, "error", {"reason": str(failure)})
+    if verdict == "unjudged":
+        return Grade(None, answer, "unjudged", {"verdict": verdict})
     return Grade(float(verdict == "correct"), answer, "ok", {"verdict": verdict})
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -20,8 +19,8 @@ __all__ = ["Evaluation", "by_level", "check_outages", "evaluate", "leaves"]
 class Evaluation:
     """Means over sampled trajectories.
 
-    A trajectory on which a tool met an outage says nothing about the policy: with ``outages:
-    drop`` it counts in neither accuracy nor standard error, and a task that has no other is left
+    A trajectory that an outage of a tool or of the verifier left unscored says nothing about the
+    policy: it counts in neither accuracy nor standard error, and a task that has no other is left
     out of both.
 
     Attributes:
@@ -66,12 +65,10 @@ def evaluate(
         rollouts = grower.grow(
             policy, tasks, method, sampling, (seed, "evaluation"), finished=bar.update
         )
-    return _measured(rollouts, grower.outages), rollouts
+    return _measured(rollouts), rollouts
 
 
-def by_level(
-    rollouts: Sequence[Rollout], outages: Literal["drop", "score"]
-) -> dict[str, Evaluation]:
+def by_level(rollouts: Sequence[Rollout]) -> dict[str, Evaluation]:
     """The same means over the tasks of each ``metadata.level``, in the order of the levels.
 
     Empty where no task says its level; numbers come before names.
@@ -79,15 +76,13 @@ def by_level(
     said = (rollout.task.metadata.get("level") for rollout in rollouts)
     levels = {str(level) for level in said if level is not None}
     return {
-        level: _measured(
-            [r for r in rollouts if str(r.task.metadata.get("level")) == level], outages
-        )
+        level: _measured([r for r in rollouts if str(r.task.metadata.get("level")) == level])
         for level in sorted(levels, key=lambda name: (not name.isdecimal(), len(name), name))
     }
 
 
-def _measured(rollouts: Sequence[Rollout], outages: Literal["drop", "score"]) -> Evaluation:
-    rewards = [[reward for _, reward in leaves(rollout, outages)] for rollout in rollouts]
+def _measured(rollouts: Sequence[Rollout]) -> Evaluation:
+    rewards = [[reward for _, reward in leaves(rollout)] for rollout in rollouts]
     counted = [kept for each in rewards if (kept := [r for r in each if r is not None])]
     means = np.array([np.mean(each) for each in counted])
     sampled, num_trajectories = sum(map(len, rewards)), sum(map(len, counted))
@@ -105,27 +100,23 @@ def _measured(rollouts: Sequence[Rollout], outages: Literal["drop", "score"]) ->
     )
 
 
-def leaves(rollout: Rollout, outages: Literal["drop", "score"]) -> list[tuple[int, float | None]]:
+def leaves(rollout: Rollout) -> list[tuple[int, float | None]]:
     """The last node of each path beside its reward, in the order of the nodes.
 
-    None is a path that was dropped because a tool met an outage on it. One that was stopped early
-    instead of judged counts as wrong.
+    None is a path that is unscored and met an outage. Another that was stopped early instead of
+    judged counts as wrong.
     """
     graph = rollout.graph
     ends = np.setdiff1d(np.arange(graph.num_nodes), graph.parent)
     rewards = [float(graph.reward[node]) for node in ends]
-    dropped = [outages == "drop" and rollout.states[node].outages > 0 for node in ends]
+    unscored = [None if rollout.states[node].outages else 0.0 for node in ends]
     return [
-        (int(node), None if drop else 0.0 if np.isnan(reward) else reward)
-        for node, reward, drop in zip(ends, rewards, dropped, strict=True)
+        (int(node), otherwise if np.isnan(reward) else reward)
+        for node, reward, otherwise in zip(ends, rewards, unscored, strict=True)
     ]
 
 
-def check_outages(
-    rollouts: Sequence[Rollout],
-    outages: Literal["drop", "score"],
-    decode: Callable[[Sequence[int]], str],
-) -> None:
+def check_outages(rollouts: Sequence[Rollout], decode: Callable[[Sequence[int]], str]) -> None:
     """Refuse rollouts of which every path was dropped: nothing can be said of a policy by them.
 
     Raises:
@@ -133,12 +124,12 @@ def check_outages(
     """
     if any(rollout.graph.terminal.any() for rollout in rollouts):
         return
-    rewards = [reward for rollout in rollouts for _, reward in leaves(rollout, outages)]
+    rewards = [reward for rollout in rollouts for _, reward in leaves(rollout)]
     if not rewards or any(reward is not None for reward in rewards):
         return
     raise ToolError(
-        f"a tool met an outage on each of the {len(rewards)} trajectories; see that its service "
-        f"is there and try again{_told(rollouts, decode)}"
+        f"a tool or the verifier met an outage on each of the {len(rewards)} trajectories; see "
+        f"that its service is there and try again{_told(rollouts, decode)}"
     )
 
 
@@ -150,4 +141,4 @@ def _told(rollouts: Sequence[Rollout], decode: Callable[[Sequence[int]], str]) -
             edge = slice(graph.offsets[node], graph.offsets[node + 1])
             observed = graph.token_ids[edge][~graph.loss_mask[edge]]
             return f"; the first one was told: {decode(observed.tolist())}"
-    return ""  # it was in a prefix
+    return ""  # it was in a prefix, or the verifier's

@@ -17,8 +17,8 @@ from graphpo_agent.types import Message, Outcome, Task
 
 __all__ = ["Judge", "JudgeVerdict", "judge_messages", "parse_verdict"]
 
-JudgeVerdict = Literal["correct", "incorrect", "unjudged", "failed"]
-"""``unjudged``: the judge's replies hold no verdict; ``failed``: it could not be asked."""
+JudgeVerdict = Literal["correct", "incorrect", "unjudged"]
+"""``unjudged``: the judge's replies hold no verdict."""
 
 _REQUEST = """\
 You grade answers to questions. The JSON object at the end holds a question, the answers that are \
@@ -55,8 +55,9 @@ class Judge:
 
     A reply without a verdict (see ``parse_verdict``) is answered by a reminder, once. What has no
     verdict then earns ``unjudged_reward``, as does an answer for which the model could not be
-    asked; both are counted apart and judged anew when they come up again. To keep replies between
-    runs give the chat model a store.
+    asked; both are counted apart and judged anew when they come up again. But an outage of the
+    model is raised, so that the path is left unscored. To keep replies between runs give the chat
+    model a store.
 
     Example::
 
@@ -89,20 +90,26 @@ class Judge:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Outcomes so far, by verdict; those without an answer are in none of them."""
-        return {f"judge/{verdict}": self._counts[verdict] for verdict in get_args(JudgeVerdict)}
+        """Outcomes so far, by verdict, or ``failed``; those without an answer are in none."""
+        return {f"judge/{name}": self._counts[name] for name in (*get_args(JudgeVerdict), "failed")}
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         """1 for a correct answer, 0 for an incorrect or missing one; see the class for others.
 
         Raises:
+            CallFailed: an outage of the model.
             ToolError: the model cannot be asked at any time: wrong key, used-up quota.
         """
         if outcome.answer is None:
             return 0.0
-        verdict = self.verdict(task.question, task.answers, outcome.answer)
-        with self._lock:
-            self._counts[verdict] += 1
+        try:
+            verdict = self.verdict(task.question, task.answers, outcome.answer)
+        except CallFailed as failure:
+            self._count("failed")
+            if failure.outage:
+                raise
+            return self._unjudged_reward
+        self._count(verdict)
         rewards = {"correct": 1.0, "incorrect": 0.0}
         return rewards.get(verdict, self._unjudged_reward)
 
@@ -110,6 +117,7 @@ class Judge:
         """What the judge says of an answer; not counted.
 
         Raises:
+            CallFailed: it could not be asked.
             ToolError: as ``__call__``.
         """
         key = (question, tuple(accepted), answer)
@@ -126,29 +134,30 @@ class Judge:
 
     def _settle(self, future: Future[JudgeVerdict], key: tuple[str, tuple[str, ...], str]) -> None:
         """Ask, and forget the question again unless there was a verdict."""
-        verdict: JudgeVerdict = "failed"
+        verdict: JudgeVerdict = "unjudged"
         try:
             verdict = self._ask(judge_messages(*key))
             future.set_result(verdict)
         except BaseException as error:  # raised where the result is asked for
             future.set_exception(error)
-        if verdict in ("unjudged", "failed"):
+        if verdict == "unjudged":
             with self._lock:
                 self._verdicts.pop(key, None)
 
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
     def _ask(self, messages: list[Message]) -> JudgeVerdict:
-        try:
-            reply = self._chat.reply(messages, self._max_tokens)
-            verdict = parse_verdict(reply)
-            if verdict is None:
-                reminded: list[Message] = [
-                    *messages,
-                    {"role": "assistant", "content": reply},
-                    {"role": "user", "content": _REMINDER},
-                ]
-                verdict = parse_verdict(self._chat.reply(reminded, self._max_tokens))
-        except CallFailed:
-            return "failed"
+        reply = self._chat.reply(messages, self._max_tokens)
+        verdict = parse_verdict(reply)
+        if verdict is None:
+            reminded: list[Message] = [
+                *messages,
+                {"role": "assistant", "content": reply},
+                {"role": "user", "content": _REMINDER},
+            ]
+            verdict = parse_verdict(self._chat.reply(reminded, self._max_tokens))
         return verdict or "unjudged"
 
 

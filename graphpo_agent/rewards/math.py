@@ -34,6 +34,8 @@ _GROUPS = re.compile(r"(?<=\d)(?:,?\s*\\!\s*|\\[,;: ]|\{,\}|\\text\{,\}|~)(?=\d{
 _SPACES = re.compile(r"(?:(?<!\\)\\[,!;: ]|\s|~)+")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d{1,50})\}\{(\d{1,50})\}")
+_LETTERS = re.compile(r"(?:\\(?:text|mathrm)\{)?([A-Z]{3,})\}?")
+"""A word or an order of things; as a product its letters could change places."""
 _NUMBER = re.compile(r"[-+]?(?:\d{1,50}(?:\.\d{0,50})?|\.\d{1,50}|\d{1,50}/\d{1,50})")
 
 
@@ -55,6 +57,7 @@ class MathReward:
     The answer is ``final_answer`` of the response; in agent mode of the marked answer, or all of
     it. Equal are the same numbers and, by math-verify, the same expressions, sets, intervals and
     matrices: ``\frac{1}{2}`` and ``0.5``, ``2\sqrt{3}`` and ``\sqrt{12}``, ``x = 34`` and ``34``.
+    Three or more capital letters are a word: ``TFT`` is not ``TTF``.
 
     Example::
 
@@ -136,6 +139,9 @@ class MathReward:
                 return True
             if all(number is not None and number.denominator == 1 for number in numbers):
                 return False
+        words = _LETTERS.fullmatch(gold), _LETTERS.fullmatch(answer)
+        if words[0] and words[1]:
+            return words[0][1] == words[1][1]
         reply = self._pool.ask({"gold": gold, "answer": answer}, self._seconds)
         return None if reply is None else reply["equal"]
 

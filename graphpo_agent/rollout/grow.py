@@ -7,7 +7,7 @@ together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.method import Method
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import (
     Counting,
     Embedder,
@@ -112,7 +113,8 @@ class Grower:
         reward_fn: the verifier.
         truncated: what a path at its limit is, ``terminal`` (judged) or ``early_stopped``.
         outages: a finished path on which a tool call met an outage of the outside world is judged
-            (``score``) or left unscored, as if it had been stopped early (``drop``).
+            (``score``) or left unscored, as if it had been stopped early (``drop``). One that the
+            verifier's own outage leaves without a reward is unscored either way.
         overlap: tools, embedders and verifiers run beside the sampling; off makes a run
             repeatable to the bit.
     """
@@ -290,7 +292,7 @@ class Grower:
         seeds = [each.seed for each in planned]
         steps = await self.expander.expand(scheduler, states, seeds, sampling, limit)
         descriptions, vectors = await self._describe(scheduler, method, [s.state for s in steps])
-        rewards = await self._judge(scheduler, steps)
+        steps, rewards = await self._judge(scheduler, steps)
         nodes = [
             NewNode(
                 parent=planned[i].node,
@@ -327,14 +329,23 @@ class Grower:
         texts = [description.text or "" for description in descriptions]
         return descriptions, np.asarray(await scheduler.together(self.embedder.embed, texts))
 
-    async def _judge(self, scheduler: Scheduler, steps: Sequence[Step]) -> list[float | None]:
-        """The reward of each step that ends its path; None where it goes on or is left unscored."""
+    async def _judge(
+        self, scheduler: Scheduler, steps: Sequence[Step]
+    ) -> tuple[list[Step], list[float | None]]:
+        """The reward of each step that ends its path; None where it goes on or is left unscored.
+
+        The verifier's outages are marked in the steps that are given back.
+        """
         judged = [i for i, step in enumerate(steps) if self.is_judged(step)]
         found = await scheduler.each(self.judge, [steps[i].state for i in judged])
+        marked = list(steps)
         rewards: list[float | None] = [None] * len(steps)
         for i, reward in zip(judged, found, strict=True):
             rewards[i] = reward
-        return rewards
+            if reward is None:
+                state = replace(steps[i].state, outages=steps[i].state.outages + 1)
+                marked[i] = replace(steps[i], state=state)
+        return marked, rewards
 
     def is_judged(self, step: Step) -> bool:
         """Whether an edge ends its path and the verifier is asked about it."""
@@ -346,9 +357,18 @@ class Grower:
         )
         return step.terminal and not unscored
 
-    def judge(self, state: PathState) -> float:
-        """The verifier's reward of a finished path; RewardError unless it is in [0, 1]."""
-        found = self.reward_fn(state.task, self.expander.outcome(state))
+    def judge(self, state: PathState) -> float | None:
+        """The verifier's reward of a finished path; None where it met an outage.
+
+        Raises:
+            RewardError: it is not in [0, 1], or cannot be had.
+        """
+        try:
+            found = self.reward_fn(state.task, self.expander.outcome(state))
+        except CallFailed as failure:
+            if failure.outage:
+                return None
+            raise RewardError(f"task {state.task.id}: no verdict: {failure}") from None
         try:
             reward = float(found)
         except (TypeError, ValueError):

@@ -21,6 +21,7 @@ from graphpo_agent.errors import ToolError
 from graphpo_agent.net.workers import Workers
 from graphpo_agent.protocols import Policy, Tool
 from graphpo_agent.types import (
+    OUTAGES,
     Completion,
     FailureKind,
     SampleRequest,
@@ -42,7 +43,6 @@ _LONG = 0.01
 _LAST_TURNS = 1.0
 """Seconds that the tasks of a run that failed have to end."""
 _FAILURES = get_args(FailureKind)
-_OUTAGES = frozenset(("rate_limit", "transient"))
 _TOOL_BATCHES = 8
 """Batches of calls that one tool works on at once; further calls gather in the next batch."""
 
@@ -170,7 +170,7 @@ class PolicyScheduler:
         """
         key = (id(tool), _to_json(arguments))
         known = self._results.get(key)
-        if known is not None and not (known.done() and known.result().failure in _OUTAGES):
+        if known is not None and not (known.done() and known.result().failure in OUTAGES):
             return await known, False
         self._results[key] = asyncio.ensure_future(self._call(tool, arguments))
         return await self._results[key], True

@@ -139,6 +139,8 @@ def test_slope_is_the_exponent_of_a_power_law():
         (["torch/nn/functional.py", "{t}/models/qwen2.py", "{m}", "{e}/sampler.py"], "sampling"),
         (["{e}/flat_attention.py", "{t}/models/qwen2.py", "{m}", "{e}/forward.py"], "update"),
         (["{t}/utils/generic.py", "{m}", "{e}/sampler.py"], "sampling"),
+        (["{e}/head.py", "{e}/sampler.py"], "sampling"),
+        (["{e}/head.py", "{e}/token_scores.py", "{e}/engine.py"], "update"),
     ],
 )
 def test_what_the_models_forward_pass_calls_counts_as_the_model(files, expected):

@@ -219,6 +219,8 @@ def test_the_total_is_that_of_the_larger_phase():
     update = UpdateSizes(1000, 10, 40, sampler_bytes=GIB)
     at = estimate_memory(model, update, ComputeOptions())
     assert at.total == 2 * at.weights + at.optimizer + GIB, "a CPU samples with copies"
+    other = estimate_memory(model, replace(update, model_samples=False), ComputeOptions())
+    assert other.total == at.weights + at.optimizer + GIB
     on_gpu = estimate_memory(model, replace(update, device_type="cuda"), ComputeOptions())
     assert on_gpu.total == at.weights + at.optimizer + GIB
     away = estimate_memory(model, replace(update, offload=True), ComputeOptions())

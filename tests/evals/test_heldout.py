@@ -61,7 +61,7 @@ def test_a_path_that_met_an_outage_does_not_count() -> None:
         assert len(ends) == 3
         well = [v for v in ends if rollout.states[v].outages == 0]
         rewards = [float(same.graph.reward[v]) for v in well]
-        assert leaves(rollout, "drop") == [
+        assert leaves(rollout) == [
             (v, float(same.graph.reward[v]) if v in well else None) for v in ends
         ]
         counted += len(well)
@@ -102,12 +102,13 @@ class ToldStorm(Storm):
 def test_rollouts_that_say_nothing_are_refused(walk: Walk, told: str) -> None:
     _, rollouts = run(4, samples=2, grower=Grower(walk, even))
     with pytest.raises(ToolError, match=f"an outage on each of the 8 trajectories; .*{told}"):
-        check_outages(rollouts, "drop", str)
-    check_outages(rollouts, "score", str)
+        check_outages(rollouts, str)
+    _, judged = run(4, samples=2, grower=Grower(walk, even, outages="score"))
+    check_outages(judged, str)
     _, calm = run(1, samples=2)
-    check_outages([*rollouts, *calm], "drop", str)
+    check_outages([*rollouts, *calm], str)
     _, cut = run(4, samples=2, grower=Grower(Walk(2), even, truncated="early_stopped"))
-    check_outages(cut, "drop", str)
+    check_outages(cut, str)
 
 
 def test_another_seed_draws_other_trajectories_and_the_same_one_the_same():
@@ -138,11 +139,11 @@ def test_each_level_is_measured_by_itself() -> None:
     levels = ["10", 2, None] * 10
     asked = [levelled(task, level) for task, level in zip(tasks(30), levels, strict=True)]
     whole, rollouts = evaluate(Grower(Walk(), even), NoPolicy(), asked, 4, SamplingParams(), 0)  # type: ignore[arg-type]
-    found = by_level(rollouts, "drop")
+    found = by_level(rollouts)
     assert list(found) == ["2", "10"]
     rewards = np.array([r.graph.reward[r.graph.terminals] for r in rollouts])
     assert found["10"].accuracy == pytest.approx(rewards[0::3].mean())
     assert found["2"].accuracy == pytest.approx(rewards[1::3].mean())
     assert found["2"].num_tasks == 10 and found["2"].num_trajectories == 40
     assert whole.num_tasks == 30
-    assert by_level(run(3, samples=1)[1], "drop") == {}
+    assert by_level(run(3, samples=1)[1]) == {}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError, QuotaError
 from graphpo_agent.net.chat import OpenAIChat
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.rewards.judge import Judge, judge_messages, parse_verdict
 from graphpo_agent.types import Outcome, Task
@@ -168,13 +169,24 @@ def test_reply_without_a_verdict_is_answered_by_a_reminder_once():
 
 @pytest.mark.parametrize("reward", [0.0, 0.5])
 def test_what_has_no_verdict_is_counted_apart_and_judged_anew(reward):
-    vague, down = answer(said("Hard to say.")), answer({}, 503)
-    script = in_turn(vague, vague, down, answer(said(CORRECT)))
+    vague, refused = answer(said("Hard to say.")), answer({"error": "too long"}, 400)
+    script = in_turn(vague, vague, refused, answer(said(CORRECT)))
     with serving(script) as server:
         judge = Judge(OpenAIChat(server.url, "m", tries=1), unjudged_reward=reward)
         assert [judge(TASK, outcome("1987")) for _ in range(4)] == [reward, reward, 1.0, 1.0]
     assert judge.counts == counted(correct=2, unjudged=1, failed=1)
     assert len(server.requests) == 4
+
+
+def test_an_outage_is_no_verdict_and_asked_again():
+    with serving(in_turn(answer({}, 503), answer({}, 429), answer(said(CORRECT)))) as server:
+        judge = Judge(OpenAIChat(server.url, "m", tries=1), unjudged_reward=0.5)
+        for kind in ("transient", "rate_limit"):
+            with pytest.raises(CallFailed) as failure:
+                judge(TASK, outcome("1987"))
+            assert failure.value.kind == kind and failure.value.outage
+        assert judge(TASK, outcome("1987")) == 1.0
+    assert judge.counts == counted(correct=1, failed=2)
 
 
 def test_used_up_quota_stops_the_run():

@@ -48,6 +48,7 @@ def task(*golds):
         (r"\{1,2\}", "2, 1"),
         ("[0,1)", "[0, 1)"),
         (r"\text{Evelyn}", "Evelyn"),
+        (r"\text{TFT}", "TFT"),
         (r"\text{(B)}", "B"),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
         (r"10,\!080", "10080"),
@@ -68,6 +69,7 @@ def test_equal_answers(reward, gold, answer):
 @pytest.mark.parametrize(
     ("gold", "answer"),
     [
+        (r"\text{TFT}", "TTF"),
         ("34", "35"),
         ("34", "3 4"),
         ("34", "-34"),

@@ -13,6 +13,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
 from graphpo_agent.rollout.summarize import KeyDescriber
 from graphpo_agent.types import NO_PREFIX, Outcome, PathState, Prefix, SamplingParams, Step, Task
@@ -278,6 +279,32 @@ def test_a_path_that_met_an_outage_is_left_unscored_or_judged_as_set() -> None:
         assert np.array_equal(children(a), children(b))
 
 
+@pytest.mark.parametrize("outages", ["drop", "score"])
+def test_a_path_whose_verifier_met_an_outage_is_left_unscored(outages: str) -> None:
+    def storm(task: Task, outcome: Outcome) -> float:
+        if len(outcome.turns) % 2:
+            raise CallFailed("rate_limit", "come back later")
+        return at_goal(task, outcome)
+
+    calm = grow(Grpo(8), one=grower())
+    stormy = grow(Grpo(8), one=replace(grower(outages=outages), reward_fn=storm))
+    assert sum(rollout.graph.terminal.sum() for rollout in stormy)
+    for a, b in zip(calm, stormy, strict=True):
+        hit = a.graph.terminal & np.array([state.depth % 2 == 1 for state in a.states])
+        assert hit.any() and np.array_equal(children(a), children(b))
+        assert np.array_equal(b.graph.terminal, a.graph.terminal & ~hit)
+        assert np.array_equal(b.graph.reward[~hit], a.graph.reward[~hit], equal_nan=True)
+        assert [state.outages for state in b.states] == hit.astype(int).tolist()
+
+
+def test_a_verifier_that_cannot_say_is_an_error() -> None:
+    def refuse(task: Task, outcome: Outcome) -> float:
+        raise CallFailed("bad_arguments", "no such field")
+
+    with pytest.raises(RewardError, match="no verdict: no such field"):
+        grow(Grpo(2), one=replace(grower(), reward_fn=refuse))
+
+
 def test_the_ledger_is_the_sum_of_the_edges() -> None:
     for rollout in grow(GraphPO(schedule=(4, 2))):
         graph, ledger = rollout.graph, rollout.ledger
@@ -307,7 +334,7 @@ def test_a_reward_outside_the_unit_interval_names_the_task(value: float) -> None
 def test_a_reward_that_is_no_number_names_the_task(value: Any) -> None:
     one = Grower(Walk(), lambda task, outcome: value)
     with pytest.raises(RewardError, match=rf"task walk-0: .* {value!r}, which is no number"):
-        grow(Grpo(2), one=one)
+        grow(Grpo(2), count=1, one=one)
 
 
 def test_contexts_are_released_once_the_rollout_is_over() -> None:

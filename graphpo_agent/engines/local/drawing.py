@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import SamplingParams
@@ -95,13 +95,18 @@ def _first_above(weights: Tensor, level: Tensor) -> Tensor:
         level = torch.minimum(level.clamp(min=0.0), cumulative[:, -1] * (1.0 - 2.0**-40))
         found = torch.searchsorted(cumulative, level[:, None], right=True)[:, 0]
         return found.clamp_(max=vocabulary - 1)
-    padded = nn.functional.pad(weights, (0, -vocabulary % _BLOCK))
-    blocks = padded.view(len(weights), -1, _BLOCK)
+    whole = vocabulary - vocabulary % _BLOCK
+    blocks = weights[:, :whole].unflatten(1, (-1, _BLOCK))
     sums = blocks.sum(-1, dtype=torch.float64)
-    block = _first_above(sums, level)
-    rows = torch.arange(len(block), device=block.device)
-    before = sums.cumsum(-1)[rows, block] - sums[rows, block]
-    token = block * _BLOCK + _first_above(blocks[rows, block], level - before)
+    if whole < vocabulary:
+        rest = weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
+        sums = torch.cat([sums, rest], 1)
+    block = _first_above(sums, level)[:, None]
+    before = sums.cumsum(-1).gather(1, block) - sums.gather(1, block)
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    inside = weights.gather(1, columns.clamp(max=vocabulary - 1))
+    inside.masked_fill_(columns >= vocabulary, 0.0)
+    token = block[:, 0] * _BLOCK + _first_above(inside, level - before[:, 0])
     return token.clamp_(max=vocabulary - 1)
 
 

@@ -75,6 +75,7 @@ class UpdateSizes:
         reference: whether a copy of the weights is kept for a KL term.
         entropy_bonus: whether the entropies carry a gradient.
         offload: whether the optimiser's state leaves the device for the sampling.
+        model_samples: whether the trained model itself samples, and no other program.
         sampler_bytes: what the sampler may hold beside ``sampled_tokens``.
         sampled_tokens: tokens whose keys and values the sampler keeps until the end of a step.
         sampler_stays: whether the sampler keeps its memory during the update.
@@ -87,6 +88,7 @@ class UpdateSizes:
     reference: bool = False
     entropy_bonus: bool = False
     offload: bool = False
+    model_samples: bool = True
     sampler_bytes: int = 0
     sampled_tokens: int = 0
     sampler_stays: bool = False
@@ -179,8 +181,8 @@ def estimate_memory(
 
 
 def _weights_to_sample_with(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
-    """Copies that the sampler multiplies by: rounded ones, or on a CPU transposed ones."""
-    if model.itemsize < _MASTER_BYTES:
+    """Copies that the model samples with: rounded ones, or on a CPU transposed ones."""
+    if not update.model_samples or model.itemsize < _MASTER_BYTES:
         return 0
     if compute.autocast:
         return model.weight_bytes // 2
