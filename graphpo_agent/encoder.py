@@ -85,7 +85,10 @@ class EncoderEmbedder:
         return vectors
 
     def _encode(self, text: str) -> list[int]:
-        encoded = self._tokenizer(self._prefix + text, truncation=True, max_length=self._max_tokens)
+        sound = text.encode(errors="replace").decode()  # half a surrogate pair is no character
+        encoded = self._tokenizer(
+            self._prefix + sound, truncation=True, max_length=self._max_tokens
+        )
         return encoded["input_ids"]
 
     @torch.inference_mode()

@@ -113,7 +113,8 @@ class LocalChat:
             reason = " ".join(str(error).split())
             raise ModelError(f"chat template of {self._path}: {reason}") from error
         assert isinstance(text, str)
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        sound = text.encode(errors="replace").decode()  # half a surrogate pair is no character
+        return self._tokenizer(sound, add_special_tokens=False)["input_ids"]
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:

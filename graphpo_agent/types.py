@@ -202,6 +202,8 @@ class PathState:
     memory: Any = None
     outages: int = 0
     """Tool calls on this path that failed for a reason outside the policy."""
+    unjudged: bool = False
+    """Whether the verifier failed for such a reason."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -75,6 +75,12 @@ def test_a_message_cannot_spell_control_tokens(directory, chat):
     assert chat.reply([{"role": "user", "content": attack}], 4) != ""
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark(chat):
+    half, mark = ([{"role": "user", "content": f"karo {c}"}] for c in ("\ud83d", "?"))
+    assert chat._rendered(half) == chat._rendered(mark)
+    assert chat.reply(half, 4) == chat.reply(mark, 4)
+
+
 def test_conversation_without_room_is_a_failed_call(chat):
     long = [{"role": "user", "content": "karo " * 150}]
     with pytest.raises(CallFailed, match="leave no room for 100 more in 200") as caught:

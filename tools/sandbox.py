@@ -184,6 +184,7 @@ _ATTACK = """
 import os, socket
 attempts = {
     "sockets": lambda: socket.socket(),
+    "datagrams": lambda: socket.socketpair(type=socket.SOCK_DGRAM),
     "child processes": lambda: os.fork() or os._exit(0),
     "signals to others": lambda: os.kill(os.getppid(), 0),
     "reading outside": lambda: open(OUTSIDE + "/secret"),

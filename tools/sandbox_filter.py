@@ -1,8 +1,8 @@
 """Which system calls a sandboxed program may make: a seccomp filter as classic BPF.
 
 What is not listed does not exist for the program (``ENOSYS``, for which C libraries have a
-fallback), or is forbidden (``EPERM``) where a program should read that: no sockets but connected
-pairs, no child processes, no signals to others, no changed owners, modes or times of files.
+fallback), or is forbidden (``EPERM``) where a program should read that: no sockets but pairs of
+streams, no child processes, no signals to others, no changed owners, modes or times of files.
 Threads are allowed. ``exec`` of another program is allowed: it inherits the filter.
 """
 
@@ -60,7 +60,7 @@ _ALLOWED = {
         getcpu:309:168 getrandom:318:278
     """,
     "pairs of sockets inside the process": """
-        socketpair:53:199 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212
+        sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212
         shutdown:48:210 getsockname:51:204 getpeername:52:205 setsockopt:54:208
         getsockopt:55:209
     """,
@@ -74,6 +74,8 @@ _ALLOWED_WITH = (
     ("ioctl:16:29", 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # isatty, FIONREAD, …
     ("prctl:157:167", 0, (15, 16)),  # PR_SET_NAME, PR_GET_NAME
     ("prlimit64:302:261", 0, (0,)),  # the caller's own limits
+    # Connected for good: a pair of datagram sockets could send to any other socket by its name.
+    ("socketpair:53:199", 1, tuple(k | f for k in (1, 5) for f in (0, 0x800, 0x80000, 0x80800))),
 )
 _CLONE = "clone:56:220"
 _CLONE_THREAD = 0x10000

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import ConfigError, DataError, ToolError
-from graphpo_agent.math_text import final_answer
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
@@ -26,7 +25,7 @@ from graphpo_agent.outputs import check_apart, check_parent, check_place
 from graphpo_agent.rewards.asearcher import ASearcherReward
 from graphpo_agent.rewards.gaia import gaia_equals
 from graphpo_agent.rewards.judge import Judge
-from graphpo_agent.rewards.math import MathReward
+from graphpo_agent.rewards.math import MathReward, stated
 from graphpo_agent.rewards.qa import answer_contains, answer_equals, answer_f1
 from graphpo_agent.rewards.transcripts import (
     FormatScores,
@@ -71,6 +70,9 @@ class Transcript:
     question: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Those of the task that the row has: ``aug_answers``, ``unanswerable``."""
+
+    marked: tuple[str | None, ...] = ()
+    """What ``graphpo eval`` took for the answer; empty in other rows."""
 
     left_out: bool = False
     """An evaluation did not count it, for an outage."""
@@ -295,9 +297,9 @@ def _by_judge(transcript: Transcript, judge: Judge, bare: bool) -> Grade:
 
 
 def _by_math(transcript: Transcript, reward: MathReward, bare: bool) -> Grade:
-    marked = transcript.response if bare else _last_answer(transcript.response)
-    answer = final_answer(transcript.response) if marked is None else marked
-    verdict = reward.verdict(answer, transcript.golds)
+    (marked,) = transcript.marked or (_last_answer(transcript.response),)
+    answer = transcript.response if bare else marked
+    verdict = reward.verdict(stated(Outcome(transcript.response, answer)), transcript.golds)
     named: dict[str, GradeStatus] = {"unanswered": "no_answer", "timeout": "timeout"}
     status = named.get(verdict.status, "ok")
     return Grade(float(verdict.status == "correct"), verdict.answer, status, {})
@@ -347,6 +349,7 @@ def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
         gold=gold if isinstance(gold, str) else tuple(gold),
         question=_field(place, row, "question", "a string", str) if "question" in row else None,
         metadata={name: row[name] for name in _METADATA if row.get(name) is not None},
+        marked=(row["answer"],) if isinstance(row.get("answer", 0), str | None) else (),
         left_out=bool(row.get("outages")) and row.get("reward", 0.0) is None,
     )
 

@@ -103,16 +103,15 @@ def _measured(rollouts: Sequence[Rollout]) -> Evaluation:
 def leaves(rollout: Rollout) -> list[tuple[int, float | None]]:
     """The last node of each path beside its reward, in the order of the nodes.
 
-    None is a path that is unscored and met an outage. Another that was stopped early instead of
-    judged counts as wrong.
+    None is a path that is left out for an outage. Another that was stopped early instead of judged
+    counts as wrong.
     """
     graph = rollout.graph
     ends = np.setdiff1d(np.arange(graph.num_nodes), graph.parent)
     rewards = [float(graph.reward[node]) for node in ends]
-    unscored = [None if rollout.states[node].outages else 0.0 for node in ends]
     return [
-        (int(node), otherwise if np.isnan(reward) else reward)
-        for node, reward, otherwise in zip(ends, rewards, unscored, strict=True)
+        (int(node), None if rollout.left_out[node] else 0.0 if np.isnan(reward) else reward)
+        for node, reward in zip(ends, rewards, strict=True)
     ]
 
 

@@ -169,9 +169,9 @@ def last_program(response: str) -> str | None:
     text = response.rpartition("</think>")[2]
     begin, found = None, None
     for fence in _FENCE.finditer(text):
-        if begin is None:
+        if begin is None or fence[1].strip():  # what names a language begins a block
             begin = fence.end() + 1
-        elif not fence[1].strip():
+        else:
             begin, found = None, text[begin : fence.start()]
     return found
 

@@ -23,18 +23,22 @@ from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.processes import ProcessPool
 from graphpo_agent.types import Outcome, Task
 
-__all__ = ["MathReward", "MathVerdict"]
+__all__ = ["MathReward", "MathVerdict", "stated"]
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _LONGEST = 512
 """Characters of an answer; a longer one is wrong."""
 
+_SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "∞": r"\infty ", "²": "^2", "³": "^3"})
+_ROOTS = re.compile(r"√(?:(\d+|[a-z])|\((\d+|[a-z])\))")
+_TEXT = re.compile(r"\\(?:text|mathrm|textrm|mbox)\{([^{}]*)\}")
+_LISTED = re.compile(r",\s+")
 _MARKS = re.compile(r"(?<!\\)(?:\$\$?|\\[()\[\]])")
 _GROUPS = re.compile(r"(?<=\d)(?:,?\s*\\!\s*|\\[,;: ]|\{,\}|\\text\{,\}|~)(?=\d{3})")
 _SPACES = re.compile(r"(?:(?<!\\)\\[,!;: ]|\s|~)+")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d{1,50})\}\{(\d{1,50})\}")
-_LETTERS = re.compile(r"(?:\\(?:text|mathrm)\{)?([A-Z]{3,})\}?")
+_LETTERS = re.compile(r"[A-Z]{3,}")
 """A word or an order of things; as a product its letters could change places."""
 _NUMBER = re.compile(r"[-+]?(?:\d{1,50}(?:\.\d{0,50})?|\.\d{1,50}|\d{1,50}/\d{1,50})")
 
@@ -106,10 +110,7 @@ class MathReward:
         """
         if not task.answers:
             raise DataError(f"task {task.id}: has no answer to compare with")
-        if outcome.answer is None:
-            verdict = self.verdict(final_answer(outcome.response), task.answers)
-        else:
-            verdict = self.verdict(final_answer(outcome.answer) or outcome.answer, task.answers)
+        verdict = self.verdict(stated(outcome), task.answers)
         with self._lock:
             self._counts[verdict.status] += 1
         return float(verdict.status == "correct")
@@ -129,7 +130,7 @@ class MathReward:
 
     def _equal(self, gold: str, answer: str) -> bool | None:
         """None: it took too long to say."""
-        if gold == answer:
+        if _words(gold) == _words(answer):
             return True
         if len(answer) > _LONGEST:
             return False
@@ -139,23 +140,35 @@ class MathReward:
                 return True
             if all(number is not None and number.denominator == 1 for number in numbers):
                 return False
-        words = _LETTERS.fullmatch(gold), _LETTERS.fullmatch(answer)
-        if words[0] and words[1]:
-            return words[0][1] == words[1][1]
+        if _LETTERS.fullmatch(_words(gold)) and _LETTERS.fullmatch(_words(answer)):
+            return False
         reply = self._pool.ask({"gold": gold, "answer": answer}, self._seconds)
         return None if reply is None else reply["equal"]
 
 
+def stated(outcome: Outcome) -> str | None:
+    """The answer of a response, ``MathReward`` says which; None where it has none."""
+    if outcome.answer is None:
+        return final_answer(outcome.response)
+    return final_answer(outcome.answer) or outcome.answer
+
+
 def _plain(text: str) -> str:
-    """Without marks of mathematics, the full stop behind it, and spacing commands.
+    """Without marks of mathematics, the full stop behind it, and spacing commands; signs as LaTeX.
 
     The marks of a single formula among words stay: it is what the words speak of.
     """
-    text = text.replace("\u2212", "-").replace(r"\$", "").strip().rstrip("。.").strip()
+    text = _ROOTS.sub(r"\\sqrt{\1\2}", text.translate(_SIGNS))
+    text = text.replace(r"\$", "").strip().rstrip("。.").strip()
     text = _MARKS.sub("$", text)
     if text.count("$") > 2 or (text.startswith("$") and text.endswith("$")):
         text = text.replace("$", "")  # several formulas are one list
     return _SPACES.sub(" ", _GROUPS.sub("", text)).strip()
+
+
+def _words(text: str) -> str:
+    """What is written, blanks behind commas and commands for plain text apart."""
+    return _LISTED.sub(",", _TEXT.sub(r"\1", text))
 
 
 def _number(text: str) -> Fraction | None:

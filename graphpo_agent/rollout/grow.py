@@ -68,6 +68,7 @@ class Rollout:
         classes: [n] int64, the smallest member of each node's equivalence class.
         states: [n] where each path has got to.
         statuses: [n] what became of each edge; ``ok`` at the root.
+        left_out: [n] whether an outage keeps a path that ends there from counting.
     """
 
     task: Task
@@ -75,6 +76,7 @@ class Rollout:
     classes: NDArray[np.int64]
     states: tuple[PathState, ...]
     statuses: tuple[StepStatus, ...]
+    left_out: tuple[bool, ...]
     ledger: Ledger
 
 
@@ -91,13 +93,15 @@ class _Growing:
     ledger: Ledger
     memory: Any = None
 
-    def finished(self, merging: MergeOptions) -> Rollout:
+    def finished(self, merging: MergeOptions, outages: Literal["drop", "score"]) -> Rollout:
+        dropping = outages == "drop"
         return Rollout(
             self.task,
             self.graph,
             find_classes(self.graph, merging),
             tuple(self.states),
             tuple(self.statuses),
+            tuple(state.unjudged or (dropping and state.outages > 0) for state in self.states),
             self.ledger,
         )
 
@@ -208,7 +212,7 @@ class Grower:
             if one.ledger.generated_tokens == before:  # nothing can be sampled any more
                 break
         finished()
-        return one.finished(method.merging)
+        return one.finished(method.merging, self.outages)
 
     async def _start(
         self, scheduler: Scheduler, task: Task, prefix: Prefix, method: Method
@@ -343,8 +347,7 @@ class Grower:
         for i, reward in zip(judged, found, strict=True):
             rewards[i] = reward
             if reward is None:
-                state = replace(steps[i].state, outages=steps[i].state.outages + 1)
-                marked[i] = replace(steps[i], state=state)
+                marked[i] = replace(steps[i], state=replace(steps[i].state, unjudged=True))
         return marked, rewards
 
     def is_judged(self, step: Step) -> bool:

@@ -7,6 +7,8 @@ import pytest
 
 from graphpo_agent.errors import ConfigError, DataError, ToolError
 from graphpo_agent.evals.grade import KINDS, GradeOptions, GradeSummary, grade_file
+from graphpo_agent.rewards.math import MathReward
+from graphpo_agent.types import Outcome, Task
 from tests.net.servers import answer, serving
 
 ROW = {"id": "a", "response": "<think>x</think> <answer> The Oak </answer>", "gold": "oak"}
@@ -214,6 +216,22 @@ def test_mathematics_takes_an_agent_s_marked_answer(tmp_path: Path) -> None:
         {"id": 2, "response": "so \\boxed{5}: <answer>\\frac{1}{2}</answer>", "gold": "0.5"},
     ]
     assert [row["score"] for row in graded(tmp_path, "math", *rows)] == [1.0, 1.0]
+
+
+def test_mathematics_reads_an_evaluation_s_rows_as_training_does(tmp_path: Path) -> None:
+    guess = "Perhaps <answer>5</answer>? No: \\boxed{4}"
+    reasons = "because " * 100 + "so \\boxed{4}."
+    rows = [
+        {"id": 1, "response": guess, "gold": "4", "answer": None},
+        {"id": 2, "response": f"<answer>{reasons}</answer>", "gold": "4", "answer": reasons},
+        {"id": 3, "response": f"<answer>{reasons}</answer>", "gold": "4"},
+        {"id": 4, "response": guess, "gold": "5"},
+    ]
+    assert [row["score"] for row in graded(tmp_path, "math", *rows)] == [1.0] * 4
+    reward = MathReward()
+    for row in rows[:2]:
+        task = Task("t", "q", (row["gold"],))
+        assert reward(task, Outcome(row["response"], row["answer"])) == 1.0
 
 
 def test_a_trajectory_that_an_evaluation_left_out_has_no_score(tmp_path: Path) -> None:

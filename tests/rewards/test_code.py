@@ -118,6 +118,8 @@ def test_tests_come_back_as_they_were_packed():
         ("```python\na\n```\n```python\nb", "a\n"),  # not complete
         ("1.\n  ```python\n  a\n  ```", "  a\n"),
         ("```python\n```", ""),
+        ("```python\nimport sys\nNo:\n```python\na\n```", "a\n"),
+        ("```\nFirst:\n```python\na\n```\nso", "a\n"),
         ("```python\na\n```\n</think> so", None),
         ("use `a` and ```b```", None),
         ("", None),

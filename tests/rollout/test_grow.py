@@ -294,7 +294,7 @@ def test_a_path_whose_verifier_met_an_outage_is_left_unscored(outages: str) -> N
         assert hit.any() and np.array_equal(children(a), children(b))
         assert np.array_equal(b.graph.terminal, a.graph.terminal & ~hit)
         assert np.array_equal(b.graph.reward[~hit], a.graph.reward[~hit], equal_nan=True)
-        assert [state.outages for state in b.states] == hit.astype(int).tolist()
+        assert [state.unjudged for state in b.states] == list(b.left_out) == hit.tolist()
 
 
 def test_a_verifier_that_cannot_say_is_an_error() -> None:

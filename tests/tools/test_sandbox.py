@@ -6,6 +6,7 @@ import sys
 import textwrap
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,35 @@ def test_there_is_no_network(sandbox):
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+@pytest.mark.parametrize("kind", ["SOCK_DGRAM", "SOCK_STREAM", "SOCK_SEQPACKET"])
+def test_a_pair_of_sockets_sends_to_no_other_socket(sandbox, tmp_path, kind):
+    source = f"""
+import socket
+for name in NAMES:
+    try:
+        own, other = socket.socketpair(type=socket.{kind})
+        own.sendto(b"out", name)
+    except OSError:
+        pass
+if "{kind}" != "SOCK_DGRAM":
+    own, other = socket.socketpair(type=socket.{kind})
+    own.send(b"in")
+    print(other.recv(9))
+"""
+    with ExitStack() as stack:
+        names, logs = [str(tmp_path / "log"), f"\0{uuid.uuid4().hex}"], []
+        for name in names:
+            logs.append(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)))
+            logs[-1].bind(name)
+            logs[-1].settimeout(0)
+        result = sandbox.run(source.replace("NAMES", repr(names)))
+        assert result.exit_status == 0, result.stderr
+        assert result.stdout == ("" if kind == "SOCK_DGRAM" else "b'in'\n")
+        for log in logs:
+            with pytest.raises(BlockingIOError):
+                log.recv(9)
 
 
 def test_files_outside_cannot_be_read(sandbox, tmp_path):
