@@ -1,5 +1,6 @@
 """``graphpo calibrate``: which merge threshold, and which description of states, merges rightly."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.config_state import StateConfig
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.errors import ConfigError, DataError, GraphError, RunError, errors_at
+from graphpo_agent.errors import ConfigError, DataError, GraphError, RunError, ToolError, errors_at
 from graphpo_agent.evals.calibrate import CalibrateOptions, Calibration, calibrate_choices
 from graphpo_agent.evals.calibrate_pairs import (
     CandidatePairs,
@@ -71,7 +72,8 @@ def calibrate_command(
         options: what is measured.
         out: a directory that does not exist yet, or is empty.
     """
-    _check_directory(Path(out))
+    directory = Path(os.path.realpath(out))  # of a link, what it leads to
+    _check_directory(directory)
     config = load_config(RunConfig, config_path, overrides)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -81,7 +83,7 @@ def calibrate_command(
     paths = [tasks_path] if tasks_path else [path for path in own if path is not None]
     known = [task for path in paths for task in load_tasks(Path(path))]
     found = calibrate(config, choices, graphs, tasks_of(graphs, known), options)
-    write_calibration(Path(out), choices, found)
+    write_calibration(directory, choices, found)
     print("\n".join(summary(found)))
     print(f"calibration: {out}")
     return 0
@@ -143,6 +145,7 @@ def calibrate(
     Raises:
         ConfigError: the method does not merge, or the reference is no choice with keys.
         GraphError: a graph that this configuration cannot have grown, or nothing to compare.
+        ToolError: outages left every continuation unjudged.
     """
     method = build_method(config.method)
     if not isinstance(method, GraphPO) or method.merging.merge == "none":
@@ -174,6 +177,11 @@ def calibrate(
             build_sampling(config.sampling),
             config.seed,
             bar.update,
+        )
+    if all(np.isnan(of_graph).all() for of_graph in rewards):
+        raise ToolError(
+            f"none of the {chains:,} continuations was judged: see that the verifier and the tools "
+            "answer, and that paths have room to end"
         )
     return calibrate_choices(
         graphs,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from graphpo_agent.data import KINDS
 from graphpo_agent.evals import GRADERS
+from graphpo_agent.outputs import check_apart
 
 __all__ = ["add_data_verbs"]
 
@@ -73,7 +74,6 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parquet-for",
         choices=["verl", "search-r1", "tree-grpo"],
-        default="verl",
         help="whose trainer and scorer read the parquet file (verl)",
     )
     parser.add_argument(
@@ -221,6 +221,8 @@ def _serve(options: argparse.Namespace) -> int:
     from graphpo_agent.data_commands import serve_index
     from retrievers.server_messages import Bounds
 
+    inputs = [] if options.pages is None else [options.pages]
+    check_apart([] if options.ready_file is None else [options.ready_file], inputs)
     names = {field.name for field in fields(Bounds)}
     bounds = Bounds(**{name: vars(options)[name] for name in names & vars(options).keys()})
     return serve_index(

@@ -162,6 +162,7 @@ def rollout(
             build_budget(config.budget),
             bar.update,
         )
+    check_outages(rollouts, policy.tokenizer.decode)
     if scoring is not None:
         rollouts = scoring(rollouts, policy.tokenizer)
     lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]

@@ -28,10 +28,13 @@ def prepare(
     exclude: Sequence[Path],
     keep_unanswerable: bool,
     parquet: Path | None,
-    parquet_for: Trainer,
+    parquet_for: Trainer | None,
     demonstrations: Path | None,
 ) -> int:
     """``graphpo data prepare``; nothing is written before every row was checked."""
+    if parquet_for is not None and parquet is None:
+        raise ConfigError("--parquet-for needs --parquet FILE")
+    trainer = parquet_for or "verl"
     outputs = [path for path in (out, parquet, demonstrations) if path is not None]
     for path in outputs:
         check_place(path)
@@ -45,8 +48,8 @@ def prepare(
         raise DataError(f"{', '.join(map(str, files))}: no row holds a recorded trajectory")
     write_tasks(out, prepared.tasks)
     if parquet is not None:
-        own = prepared.tool_prompts if parquet_for == "verl" else prepared.prompts
-        write_verl_parquet(parquet, prepared.tasks, parquet_for, own)
+        own = prepared.tool_prompts if trainer == "verl" else prepared.prompts
+        write_verl_parquet(parquet, prepared.tasks, trainer, own)
     if demonstrations is not None:
         write_demonstrations(demonstrations, prepared.demonstrations)
     print(_described(prepared.summary))

@@ -43,6 +43,8 @@ from graphpo_agent.graph.budget import branching_at
 __all__ = ["describe_budget", "describe_memory", "memory_of"]
 
 _CHAINS = (DapoMethod, GrpoMethod, PrmMethod, ProsMethod)
+_SHORT_TURN = 32
+"""Sampled tokens of a turn that the estimate of observations reckons with, if not fewer."""
 _MUCH = 4
 """Paths end long before their limit as a rule; a structure is too large from here on."""
 
@@ -145,9 +147,10 @@ def _graph_tokens(config: RunConfig, unused: int) -> int:
         config: the run.
         unused: tokens for which a sampled text leaves room at its end.
     """
+    (sampled, observed), budget = _edge_tokens(config), config.budget.tokens
     edges, paths = _most_edges(config)
-    tokens = min(edges * sum(_edge_tokens(config)), paths * config.mode.max_response_tokens)
-    tokens += edges * unused
+    tokens = edges * observed + (edges * sampled if budget is None else budget)
+    tokens = min(tokens, paths * config.mode.max_response_tokens) + edges * unused
     if isinstance(config.state, SummaryState) and isinstance(config.method, GraphPOMethod):
         tokens += edges * (config.state.max_summary_tokens + unused)
     return tokens
@@ -162,13 +165,16 @@ def _edge_tokens(config: RunConfig) -> tuple[int, int]:
 
 
 def _most_edges(config: RunConfig) -> tuple[int, int]:
-    """The most edges and paths that one graph can have, all at their limits."""
+    """The most edges and paths that one graph can have, all at their limits.
+
+    Of a budget of tokens that is, in agent mode, if turns are short.
+    """
     mode, budget = config.mode, config.budget
     sampled, _ = _edge_tokens(config)
     in_segments = isinstance(mode, SegmentMode)
     layers = -(-mode.max_response_tokens // sampled) if in_segments else mode.max_turns
     if budget.tokens is not None:
-        edges = -(-budget.tokens // sampled)
+        edges = -(-budget.tokens // (sampled if in_segments else min(sampled, _SHORT_TURN)))
         return edges, edges
     if budget.trajectories is not None:
         return budget.trajectories * layers, budget.trajectories

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from graphpo_agent.build import (
@@ -21,6 +22,7 @@ from graphpo_agent.build import (
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.drawing import StopFinder
+from graphpo_agent.engines.local.model import dropouts, model_without_weights, output_head
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
@@ -117,9 +119,10 @@ def make_worker(config: str) -> RunWorker:
     """
     run = RunConfig.model_validate(yaml.safe_load(config))
     tokenizer = HfTokenizer.load(run.model.path)
+    model = model_without_weights(run.model.path, torch.float32)
     return RunWorker(
         tokenizer=tokenizer,
-        stops=StopFinder(tokenizer, tokenizer.vocab_size),
+        stops=StopFinder(tokenizer, output_head(model).weight.shape[0]),
         max_context_tokens=verl_engine(run).max_context_tokens,
         grower=build_grower(run),
         method=build_method(run.method),
@@ -184,10 +187,13 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
     ]
 
 
-def _composed(config: RunConfig, run: Path, resume: bool = False) -> Any:
+def _composed(
+    config: RunConfig, run: Path, resume: bool = False, dropped: Sequence[str] = ()
+) -> Any:
     # As JSON, which is YAML, and without the sign that OmegaConf would put a value for.
     text = json.dumps(config.model_dump(mode="json")).replace("$", r"\u0024")
-    settings = verl_settings(config, run.resolve(), _device(config), WORKER, text, resume)
+    device = _device(config)
+    settings = verl_settings(config, run.resolve(), device, WORKER, text, resume, dropped)
     return compose(settings, verl_engine(config).overrides)
 
 
@@ -217,10 +223,11 @@ def train_through_verl(
     """
     engine, device = verl_engine(config), _device(config)
     gpus = engine.gpus_per_node if device == "cpu" else None
+    dropped = dropouts(model_without_weights(config.model.path, torch.float32).config)
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(
-            _composed(config, run.path, resume),
+            _composed(config, run.path, resume, dropped),
             environment(device, engine.kv_cache_gib),
             engine.ray_address,
             gpus,

@@ -135,7 +135,7 @@ def encoder_dimension(model: str) -> int:
 
     try:
         return AutoConfig.from_pretrained(model, local_files_only=Path(model).is_dir()).hidden_size
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:  # the last one: no model of text alone
         reason = str(error).strip().split("\n", 1)[0]
         raise ModelError(f"encoder {model!r} cannot be loaded: {reason}") from error
 

@@ -1,5 +1,6 @@
 """Indexes of every kind over a corpus on disk: build, open, describe, merge."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +48,7 @@ def build_index(kind: str, corpus: Path | str, out: Path | str, **options: Any) 
         ToolError: an unknown kind or option, a value that cannot be, a missing package, or a
             directory that cannot be written or holds something else.
     """
-    corpus, out = Path(corpus), Path(out)
+    corpus, out = Path(corpus), Path(os.path.realpath(out))  # of a link, what it leads to
     settings = choose(BUILD_OPTIONS, kind, options)
     if kind == "bm25":
         from retrievers.bm25 import build_bm25

@@ -78,7 +78,7 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
         ToolError: ``directory`` holds something else than an index, cannot be written, or another
             process is building it.
     """
-    if os.path.exists(directory) and not (directory / "manifest.json").exists():
+    if os.path.exists(directory) and not _holds_index(directory):
         raise ToolError(f"{directory}: exists and is not an index; choose another directory")
     home = _home(directory)
     resumes = ""
@@ -132,6 +132,15 @@ def link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def _holds_index(directory: Path) -> bool:
+    """Whether a directory has an index's manifest; runs and others have one, too."""
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and {"kind", "corpus"} <= manifest.keys()
 
 
 def _home(directory: Path) -> Path:

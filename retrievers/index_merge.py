@@ -1,5 +1,6 @@
 """One index from the indexes of a corpus' shards."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def merge_indexes(directories: Sequence[Path | str], out: Path | str) -> dict[st
         ToolError: the indexes do not go together, one is incomplete or has lost its corpus, a
             dense one has not kept its vectors, or ``out`` cannot be written.
     """
-    places, out = [Path(directory) for directory in directories], Path(out)
+    places = [Path(directory) for directory in directories]
+    out = Path(os.path.realpath(out))  # of a link, what it leads to
     manifests = [read_manifest(place) for place in places]
     _check_alike(places, manifests, out)
     kind, options = manifests[0]["kind"], manifests[0]["options"]

@@ -15,6 +15,8 @@ export OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 graphpo=${GRAPHPO:-.venv/bin/graphpo}
 seed=${SEED:-0}
 world=${WORLD:-worlds/search-$seed}
+run=${RUN:-runs/search-toy-$seed}
+while [ -z "${RUN:-}" ] && [ -e "$run" ]; do run=$run-again; done
 read -ra knobs <<< "${KNOBS:-}"
 read -ra sft <<< "${SFT:-}"
 
@@ -23,6 +25,7 @@ $graphpo data toy kb "$world" dialect=hermes "seed=$seed" "${knobs[@]}"
 echo "== 2/4  Lucene index and server"
 $graphpo index build lucene --corpus "$world/corpus.jsonl" --out "$world/lucene"
 ready=$world/server-address
+rm -f "$ready"
 $graphpo serve "$world/lucene" --port 0 --ready-file "$ready" &
 server=$!
 trap 'kill -TERM $server 2>/dev/null; wait $server 2>/dev/null || true' EXIT
@@ -34,7 +37,7 @@ echo "== 3/4  warm start"
 $graphpo sft configs/search/toy_sft.yaml "seed=$seed" "model.path=$world/untrained" \
     "demonstrations=$world/demonstrations.jsonl" "output=$world/policy" "${sft[@]}"
 echo "== 4/4  GraphPO"
-$graphpo train configs/search/toy.yaml "seed=$seed" "output=${RUN:-runs/search-toy-$seed}" \
+$graphpo train configs/search/toy.yaml "seed=$seed" "output=$run" \
     "model.path=$world/policy" "tasks.train=$world/train.jsonl" \
     "tasks.heldout=$world/heldout.jsonl" \
     "mode.tools.search.retriever.urls=http://$(cat "$ready")" "$@"

@@ -7,10 +7,18 @@ import pytest
 
 from graphpo_agent.calibrate import calibrate_command, load_states, tasks_of
 from graphpo_agent.cli import main
-from graphpo_agent.errors import ConfigError, DataError, GraphError, GraphPOError, RunError
+from graphpo_agent.errors import (
+    ConfigError,
+    DataError,
+    GraphError,
+    GraphPOError,
+    RunError,
+    ToolError,
+)
 from graphpo_agent.evals.calibrate import CalibrateOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.types import PathState, Task
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.types import Outcome, PathState, Task
 from tests.worlds import run_arguments
 
 SCHEDULE = "method.schedule=[4,1]"
@@ -75,6 +83,29 @@ def test_it_repeats_itself(arguments, graphs, tmp_path):
         run(arguments, graphs, tmp_path / name)
     first, second = (json.loads((tmp_path / n / "calibration.json").read_text()) for n in "ab")
     assert first == second
+
+
+def down(task: Task, outcome: Outcome) -> float:
+    """A verifier in an outage."""
+    raise CallFailed("transient", "503")
+
+
+def test_nothing_is_said_where_an_outage_left_nothing_judged(arguments, graphs, tmp_path, capsys):
+    verifier = f"reward={__name__}:down"
+    with pytest.raises(ToolError, match="continuations was judged"):
+        run(arguments, graphs, tmp_path / "out", extra=[verifier])
+    rollout = ["rollout", *arguments, verifier, "--count", "4", "--out", str(tmp_path / "g.jsonl")]
+    assert main(rollout) == 2
+    assert "the verifier met an outage on each of the" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_measured_goes_where_a_link_leads(arguments, graphs, tmp_path):
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    (tmp_path / "link").symlink_to(place)
+    assert run(arguments, graphs, tmp_path / "link") == 0
+    assert (tmp_path / "link").is_symlink() and (place / "calibration.json").is_file()
 
 
 def test_a_directory_with_something_in_it_is_left_alone(arguments, graphs, tmp_path):

@@ -159,6 +159,14 @@ BUILD = ["index", "build", "bm25", "--corpus", "{corpus}", "--out", "{out}"]
             ["data", "prepare", "webdancer", "x", "--out", "{out}", "--parquet", "{out}"],
             "is also an input or another output",
         ),
+        (
+            ["data", "prepare", "webdancer", "x", "--out", "{out}", "--parquet-for", "search-r1"],
+            "--parquet-for needs --parquet FILE",
+        ),
+        (
+            ["serve", "{out}", "--pages", "{corpus}", "--ready-file", "{corpus}"],
+            "corpus.jsonl is also an input or another output",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, capsys, arguments, says) -> None:
@@ -167,7 +175,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, capsys, arguments, s
     assert process.wait(60) == 2
     error = process.stderr.read().strip().splitlines()[-1]
     assert error.startswith("graphpo: ") and says in error
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists() and (tmp_path / "corpus.jsonl").read_text()
 
 
 @pytest.mark.parametrize("flag", ["--out", "--parquet"])

@@ -16,6 +16,7 @@ import pytest
 import graphpo_agent.train as train_module
 from graphpo_agent import commands
 from graphpo_agent.cli import main
+from graphpo_agent.errors import RunError
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.report.run_dir import RunDirectory, locked, write_atomically
@@ -38,6 +39,14 @@ def without_times(run: Path) -> list[dict[str, Any]]:
 def weights(run: Path) -> bytes:
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     return (newest / "model.safetensors").read_bytes()
+
+
+def test_a_run_takes_no_directory_of_something_else(tmp_path: Path) -> None:
+    manifest = tmp_path / "index" / "manifest.json"
+    manifest.parent.mkdir()
+    manifest.write_text('{"kind": "bm25", "corpus": "../corpus.jsonl"}')
+    with pytest.raises(RunError, match=r"manifest\.json is there and no run wrote it"):
+        RunDirectory(manifest.parent).check_new()
 
 
 @pytest.mark.parametrize("world", ["kb", "reach"])

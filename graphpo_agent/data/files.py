@@ -99,7 +99,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
                     yield f"{path}: row {number}", row
     except OSError as error:
         raise _unreadable(path, error) from error
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:  # the last two: of a value
         reason = first_line(error)
         raise DataError(f"{path}: not a readable parquet file ({reason})") from error
 

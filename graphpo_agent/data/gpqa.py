@@ -39,7 +39,7 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
         question="\n".join((question, "", *lines)),
         answers=(_LETTERS[choices.index(right)],),
         source_id=first_of(row, "Record ID"),
-        left_out="has a choice twice" if len(set(choices)) < len(choices) else None,
+        left_out="has its right choice twice" if choices.count(right) > 1 else None,
         metadata={"level": domain} if isinstance(domain, str) else {},
     )
 

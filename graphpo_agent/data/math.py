@@ -22,6 +22,8 @@ _QUESTIONS = ("problem", "Problem", "question", "Question")
 _RAW = ("raw_problem", "question")
 _ANSWERS = ("answer", "Answer", "expected_answer", "final_answer")
 _IDS = ("unique_id", "id", "ID")
+_ANSWER_CHARACTERS = 64
+"""Of a solution without a mark; a longer one is a proof."""
 _INSTRUCTION = "Answer:"
 """Paragraphs before and behind a question that both say this are about its form."""
 
@@ -101,7 +103,13 @@ def _answers_by_field(place: str, row: Mapping[str, Any]) -> Iterator[tuple[str,
     if "ground_truth" in truth:
         yield answer_field(f"{place}: in 'reward_model'", truth, "ground_truth")
     if "solution" in row:
-        yield _finals(answer_field(place, row, "solution"))
+        yield _finals(filter(_states, answer_field(place, row, "solution")))
+
+
+def _states(solution: str) -> bool:
+    """Whether a solution says which of it is the answer, or is the answer itself."""
+    marked = last_boxed(solution) is not None or "####" in solution
+    return marked or (len(solution) <= _ANSWER_CHARACTERS and "\n" not in solution.strip())
 
 
 def _finals(answers: Iterable[str]) -> tuple[str, ...]:

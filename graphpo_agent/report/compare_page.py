@@ -82,6 +82,9 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
         f"± 95 % confidence interval over seeds; accuracies in percent, {100 * before:.1f} before "
         f"training; curves up to {comparison.budget:,.0f} generated tokens."
     )
+    outages = sum(o.outages for runs in comparison.outcomes.values() for o in runs.values())
+    if outages:
+        yield f"Outages left {outages:,} held-out trajectories unscored."
     yield ""
     yield f"| method | {' | '.join(_HEADS)} |"
     yield f"|{' --- |' * (len(_HEADS) + 1)}"

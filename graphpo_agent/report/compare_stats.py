@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpo_agent.errors import RunError
 from graphpo_agent.report.plots import confidence_half_width
 from graphpo_agent.report.run_files import Metrics, read_run
 
@@ -64,11 +65,13 @@ class Outcome:
         tokens: [num_evaluations] generated before each evaluation, rising.
         accuracy: [num_evaluations] held out, in [0, 1].
         measures: ``MEASURES`` but ``curve_accuracy``, which depends on the other runs too.
+        outages: held-out trajectories that outages left unscored, of all evaluations.
     """
 
     tokens: NDArray[np.float64]
     accuracy: NDArray[np.float64]
     measures: Mapping[str, float]
+    outages: int = 0
 
     def __post_init__(self) -> None:
         """Check lengths."""
@@ -91,7 +94,7 @@ class Comparison:
     @property
     def budget(self) -> float:
         """Generated tokens up to which the curves are compared: every run got so far."""
-        reached = [o.tokens[-1] for runs in self.outcomes.values() for o in runs.values()]
+        reached = [o.measures["tokens"] for runs in self.outcomes.values() for o in runs.values()]
         return float(min(reached if self.limit is None else [*reached, self.limit]))
 
     def values(self, label: str, measure: str) -> dict[int, float]:
@@ -186,25 +189,31 @@ def read_outcome(run_dir: Path) -> Outcome:
     """What a run directory's metrics say about its run.
 
     Raises:
-        RunError: a file cannot be read or parsed.
+        RunError: a file cannot be read or parsed, or outages left no evaluation an accuracy.
     """
     metrics = read_run(run_dir).metrics
-    accuracy = metrics.columns["eval/accuracy"]
+    accuracy = metrics.columns.get("eval/accuracy", np.full(len(metrics.steps), np.nan))
     evaluated = np.isfinite(accuracy)
+    if not evaluated.any():
+        raise RunError(
+            f"{run_dir}: none of its evaluations has an accuracy (eval/outages in metrics.jsonl "
+            "says what outages left unscored); remove it and repeat the command"
+        )
     tokens = np.where(metrics.steps == 0, 0.0, metrics.columns["tokens/total"])
     return Outcome(
         tokens[evaluated],
         accuracy[evaluated],
         {
-            "final_accuracy": metrics.last("eval/accuracy"),
-            "greedy_accuracy": metrics.last("eval/greedy_accuracy"),
+            "final_accuracy": metrics.at_end("eval/accuracy"),
+            "greedy_accuracy": metrics.at_end("eval/greedy_accuracy"),
             "tokens": metrics.last("tokens/total"),
             "steps": float(metrics.steps[-1]),
             "trajectories": _mean(metrics, "rollout/terminals"),
-            "response_tokens": metrics.last("eval/response_tokens"),
+            "response_tokens": metrics.at_end("eval/response_tokens"),
             "entropy": metrics.last("update/entropy"),
             "seconds": _sum(metrics, "time/rollout") + _sum(metrics, "time/update"),
         },
+        int(_sum(metrics, "eval/outages")),
     )
 
 

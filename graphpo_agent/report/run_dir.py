@@ -85,11 +85,12 @@ class RunDirectory:
                 f"{self.path} already holds a run: continue it with --resume {self.path}, "
                 "or set output=…"
             )
-        if not self.manifest_path.exists():
-            page = self.path / "report.html"
-            for own in (self.config_path, self.metrics_path, self.graphs_path, page):
-                if own.exists():
-                    raise RunError(f"{own} is there and no run wrote it: set another output=…")
+        begun = self.manifest_path.exists() and "seed" in self._read_manifest()
+        page = self.path / "report.html"
+        own = (self.manifest_path, self.config_path, self.metrics_path, self.graphs_path, page)
+        foreign = [] if begun else [path for path in own if path.exists()]
+        if foreign:
+            raise RunError(f"{foreign[0]} is there and no run wrote it: set another output=…")
 
     @classmethod
     def existing(cls, path: Path) -> "RunDirectory":

@@ -44,6 +44,10 @@ class Metrics:
         _, values = self.defined(name)
         return float(values[-1]) if len(values) else math.nan
 
+    def at_end(self, name: str) -> float:
+        """The value in the last row; NaN if it has none."""
+        return float(self.columns[name][-1]) if name in self.columns else math.nan
+
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:

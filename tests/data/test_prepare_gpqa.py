@@ -54,11 +54,14 @@ def test_the_mathematical_verifier_reads_letters(tmp_path: Path, form: str) -> N
 def test_rows_that_leave_open_what_is_right(tmp_path: Path) -> None:
     other = {**row(1), "Correct Answer": "3", "Incorrect Answer 1": "2"}
     twice = {**row(2), "Incorrect Answer 3": "3"}
-    path = lines(tmp_path / "gpqa.jsonl", row(0), row(1), other, twice)
+    wrong_twice = {**row(3), "Incorrect Answer 3": "6", "Incorrect Answer 2": "6"}
+    path = lines(tmp_path / "gpqa.jsonl", row(0), row(1), other, twice, wrong_twice)
     prepared = prepare("gpqa", [path])
-    assert [task.metadata["source_id"] for task in prepared.tasks] == ["rec0"]
+    assert [task.metadata["source_id"] for task in prepared.tasks] == ["rec0", "rec3"]
+    (answer,) = prepared.tasks[1].answers
+    assert f"\n{answer}) 4" in prepared.tasks[1].question
     assert prepared.summary.dropped == {
-        "has a choice twice": 1,
+        "has its right choice twice": 1,
         "answers that contradict each other": 2,
     }
 

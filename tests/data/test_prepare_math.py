@@ -64,6 +64,18 @@ def test_every_flavour_of_a_row(
         assert metadata is None or task.metadata == metadata
 
 
+def test_a_solution_without_a_mark_is_an_answer_where_it_is_short(tmp_path: Path) -> None:
+    proof = "Since $n(n+1)$ is a product of neighbours, one of them is even. $\\blacksquare$"
+    rows = [
+        {"problem": "Prove it.", "solution": proof},
+        {"problem": "Prove it again.", "solution": "One is even.\nSo is all."},
+        {"problem": "2 + 2?", "solution": "4"},
+    ]
+    prepared = prepare("math", [lines(tmp_path / "a.jsonl", *rows)])
+    assert [task.question for task in prepared.tasks] == ["2 + 2?"]
+    assert prepared.summary.dropped == {"no answer": 2}
+
+
 @pytest.mark.parametrize(
     ("fields", "answers"),
     [

@@ -271,6 +271,16 @@ def test_a_file_that_is_missing_or_not_what_it_says(tmp_path: Path, name: str) -
         list(read_data_file(path))
 
 
+def test_a_parquet_file_with_a_value_that_python_has_none_for(tmp_path: Path) -> None:
+    dates = pa.table({"question": ["who?"], "day": pa.array([10**7], pa.date32())})
+    pq.write_table(dates, tmp_path / "dates.parquet")
+    raw = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"question": raw}), tmp_path / "raw.parquet")
+    for name in ("dates", "raw"):
+        with pytest.raises(DataError, match=f"{name}.parquet: not a readable parquet file"):
+            list(read_data_file(tmp_path / f"{name}.parquet"))
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [(3, "expected a JSON object, found int"), ({"id": "\ud800"}, "holds half a character")],

@@ -1,10 +1,34 @@
 """Scores of tokens and their gradients, both ways, against log-softmax and autograd."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._inductor.exc import TritonMissing
 
 from graphpo_agent.engines.local import token_scores as scores
+
+PEAK = """
+import torch
+from graphpo_agent.engines.local.token_scores import token_scores
+
+def resident(field):
+    (line,) = (each for each in open("/proc/self/status") if each.startswith(field))
+    return int(line.split()[1]) * 1024
+
+def step(rows):
+    hidden = torch.randn(rows, 8, requires_grad=True)
+    logprobs, entropies = token_scores(head, hidden, torch.arange(rows), 0.7, ENTROPY)
+    (logprobs.sum() + entropies.sum() if ENTROPY else logprobs.sum()).backward()
+
+torch.set_num_threads(1)
+head = torch.nn.Linear(8, 32768, bias=False)
+step(16)
+before = resident("VmRSS")
+step(2048)
+print((resident("VmHWM") - before) / (4 * 32768 * 2048))
+"""
 
 
 def expected(head, hidden, targets, temperature, entropy_gradient):
@@ -50,6 +74,17 @@ def test_scores_and_gradients(way, temperature, entropy_gradient, bias):
         results.append([logprobs.detach(), entropies.detach(), *gradients])
     for own, other in zip(*results, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("entropy_gradient", "buffers"), [(False, 1), (True, 2)])
+def test_no_more_memory_is_held_than_the_logits_take(entropy_gradient, buffers):
+    measured = subprocess.run(
+        [sys.executable, "-c", PEAK.replace("ENTROPY", str(entropy_gradient))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert buffers - 0.1 < float(measured.stdout) < buffers + 0.4
 
 
 def test_a_frozen_head_gets_no_gradient_and_its_input_the_same(way):

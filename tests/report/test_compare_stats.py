@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphpo_agent.errors import RunError
 from graphpo_agent.report import compare_stats
 from graphpo_agent.report.compare_page import comparison_tables, draw_curves, write_comparison
 from graphpo_agent.report.compare_stats import (
@@ -25,7 +26,7 @@ from graphpo_agent.report.compare_stats import (
 
 def outcome(tokens: list[float], accuracy: list[float], **measures: float) -> Outcome:
     known = {name: 1.0 for name in MEASURES if name != "curve_accuracy"}
-    known["final_accuracy"] = accuracy[-1]
+    known |= {"final_accuracy": accuracy[-1], "tokens": tokens[-1]}
     return Outcome(np.array(tokens), np.array(accuracy), known | measures)
 
 
@@ -185,6 +186,27 @@ def test_an_outcome_is_what_the_metrics_say(tmp_path: Path) -> None:
         "entropy": 0.7,
         "seconds": 4.0,
     }
+
+
+def test_an_evaluation_without_an_accuracy_is_none(tmp_path: Path) -> None:
+    rows = [
+        {"step": 0, "eval/accuracy": 0.1, "eval/outages": 0},
+        {"step": 1, "tokens/total": 40, "eval/accuracy": 0.3, "eval/outages": 5},
+        {"step": 2, "tokens/total": 90, "eval/outages": 8},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_outcome(tmp_path)
+    assert math.isnan(found.measures["final_accuracy"]) and found.outages == 13
+    comparison = Comparison({"grpo": {0: found}}, None)
+    assert comparison.budget == 90
+    # 0.2 on 40 tokens and 0.3 on the 50 behind the last evaluation
+    assert comparison.summary("grpo", "curve_accuracy").mean == pytest.approx(23 / 90)
+    lines = list(comparison_tables(comparison))
+    assert "Outages left 13 held-out trajectories unscored." in lines
+    assert any(line.startswith("| grpo | – | –") for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, "eval/outages": 8}))
+    with pytest.raises(RunError, match="none of its evaluations has an accuracy"):
+        read_outcome(tmp_path)
 
 
 def test_a_curve_that_begins_later_is_averaged_from_there():

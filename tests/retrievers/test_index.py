@@ -45,6 +45,36 @@ def test_an_index_is_built_described_and_opened_by_its_kind(
     assert retriever.search(QUERIES, 3) == direct and direct[0]
 
 
+@pytest.mark.parametrize("manifest", ['{"seed": 0, "command": []}', '{"name": "page"}', "[]", "?"])
+def test_a_directory_of_something_else_is_not_replaced(tmp_path, manifest):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(5))
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "manifest.json").write_text(manifest)
+    with pytest.raises(ToolError, match="run: exists and is not an index"):
+        build_index("bm25", corpus, run)
+    assert (run / "checkpoints").is_dir() and (run / "manifest.json").read_text() == manifest
+
+
+def test_an_index_behind_a_link_is_replaced_where_it_is(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(5))
+    place, link = tmp_path / "big" / "disk" / "index", tmp_path / "link"
+    place.mkdir(parents=True)
+    build_index("bm25", corpus, tmp_path / "first")
+    (tmp_path / "first").rename(place)
+    link.symlink_to(place)
+    build_index("bm25", corpus, link, k1=1.2)
+    assert link.is_symlink() and describe_index(place)["options"]["k1"] == 1.2
+    assert open_index(link).search(QUERIES, 3) == open_index(place).search(QUERIES, 3)
+    more = write_corpus(tmp_path / "more.jsonl", passages(5), first=5)
+    for each, shard in ((corpus, "one"), (more, "two")):
+        build_index("bm25", each, tmp_path / shard)
+    merge_indexes([tmp_path / "one", tmp_path / "two"], link)
+    assert link.is_symlink() and describe_index(link)["num_docs"] == 10
+    left = {"big", "corpus.jsonl", "link", "more.jsonl", "one", "two"}
+    assert set(os.listdir(tmp_path)) == left and os.listdir(place.parent) == ["index"]
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

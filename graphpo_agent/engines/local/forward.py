@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -68,13 +70,14 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
     layers = _checkpointed_layers(model) if compute.checkpoint_layers else []
     compiled = _compiled_layers(model) if compute.compile_layers else nullcontext()
     with attention(model, "graphpo_flat"), compiled, sdpa_kernel(_KERNELS):
-        # A layer is computed again only in training mode; its parts, dropout among them, stay in
-        # evaluation mode.
-        for layer in layers:
-            layer.training = True
+        # A layer is computed again only where it is called in training mode; inside, it and its
+        # parts are in evaluation mode: nothing is dropped.
+        hooks = [hook for layer in layers for hook in _computed_as_evaluated(layer)]
         try:
             yield
         finally:
+            for hook in hooks:
+                hook.remove()
             for layer in layers:
                 layer.training = False
 
@@ -144,6 +147,23 @@ def _checkpointed_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     if not model.is_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return layers
+
+
+def _computed_as_evaluated(layer: nn.Module) -> list[RemovableHandle]:
+    """Put a layer into training mode, and into evaluation mode while it computes."""
+    layer.training = True
+
+    def evaluating(layer: nn.Module, *_: Any) -> None:
+        layer.training = False
+
+    def training(layer: nn.Module, *_: Any) -> None:
+        layer.training = True
+
+    # Computing it again ends with an exception once nothing more is needed.
+    return [
+        layer.register_forward_pre_hook(evaluating),
+        layer.register_forward_hook(training, always_call=True),
+    ]
 
 
 @contextmanager

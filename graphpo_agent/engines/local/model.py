@@ -21,6 +21,7 @@ __all__ = [
     "check_vocabulary",
     "computable",
     "context_limit",
+    "dropouts",
     "head_dim",
     "load_model",
     "model_without_weights",
@@ -132,6 +133,15 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
     except Exception as error:
         reason = _reason(error, "config.json")
         raise ModelError(f"model {whole} cannot be read: {reason}") from error
+
+
+def dropouts(config: PretrainedConfig) -> list[str]:
+    """The fields of a model's configuration by which something is dropped in training mode.
+
+    Example: GPT-2's are ``attn_pdrop``, ``embd_pdrop``, ``resid_pdrop``, ….
+    """
+    values = config.to_dict().items()
+    return [name for name, value in values if "drop" in name and isinstance(value, float) and value]
 
 
 def _reason(error: Exception, files: str) -> str:

@@ -78,14 +78,15 @@ class _Scores(torch.autograd.Function):
         probs = torch.empty_like(logits) if entropy_gradient else logits
         num_rows = max(1, _AT_ONCE // logits.shape[1])
         part = torch.empty_like(logits[:num_rows])
-        log_totals, means = [], []
-        for own, own_probs in zip(logits.split(num_rows), probs.split(num_rows), strict=True):
+        # Small results that are kept would keep the large ones beside them from being used again.
+        log_total, mean = logits.new_empty((2, len(logits)))
+        parts = (each.split(num_rows) for each in (logits, probs, log_total, mean))
+        for own, own_probs, own_total, own_mean in zip(*parts, strict=True):
             normed = torch.softmax(own, -1, out=part[: len(own)])
-            log_totals.append(own.amax(-1) - normed.amax(-1).log())
-            means.append(torch.linalg.vecdot(normed, own))
+            own_total.copy_(own.amax(-1) - normed.amax(-1).log())
+            own_mean.copy_(torch.linalg.vecdot(normed, own))
             own_probs.copy_(normed)
-        log_total = torch.cat(log_totals)
-        entropies = log_total - torch.cat(means)
+        entropies = log_total - mean
         rest = (logits, log_total, entropies) if entropy_gradient else ()
         ctx.save_for_backward(hidden, weight, targets, probs, *rest)
         ctx.temperature = temperature
@@ -102,9 +103,8 @@ class _Scores(torch.autograd.Function):
         factors = -logprob_gradients[:, None]
         if rest:
             logits, log_total, entropies = rest
-            factors = factors - (entropy_gradients / ctx.temperature)[:, None] * (
-                logits - (log_total - entropies)[:, None]
-            )
+            surplus = logits.sub_((log_total - entropies)[:, None])  # log p + H, in their place
+            factors = surplus.mul_(-(entropy_gradients / ctx.temperature)[:, None]).add_(factors)
         gradients = probs.mul_(factors)
         gradients[torch.arange(len(targets)), targets] += logprob_gradients
         gradients = gradients.to(hidden.dtype)

@@ -1,6 +1,7 @@
 """A run's configuration as verl's: the one place where settings are translated."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,13 @@ def advantage_terms(method: MethodConfig) -> int:
 
 
 def verl_settings(
-    config: RunConfig, run: Path, device: str, worker: str, config_text: str, resume: bool = False
+    config: RunConfig,
+    run: Path,
+    device: str,
+    worker: str,
+    config_text: str,
+    resume: bool = False,
+    dropouts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Verl's settings by their dotted names; ``+`` before a name that verl does not know itself.
 
@@ -104,9 +111,12 @@ def verl_settings(
         worker: ``module:function``, from the configuration's text to a ``GraphWorker``.
         config_text: the resolved configuration.
         resume: the run goes on; what it began with is not evaluated again.
+        dropouts: fields of the model's configuration to be 0: verl updates in training mode, and
+            what it drops would make the importance ratios noise.
     """
     settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
     settings |= _rollout_settings(config)
+    settings |= {f"+actor_rollout_ref.model.override_config.{name}": 0.0 for name in dropouts}
     settings["trainer.device"] = device
     settings["trainer.val_before_train"] = config.tasks.heldout is not None and not resume
     if device == "cpu":

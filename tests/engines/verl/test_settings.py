@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import GPT2Config, Qwen2Config
 
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config, read_yaml
+from graphpo_agent.engines.local.model import dropouts
 from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
 from graphpo_agent.engines.verl.settings import check_settings, verl_settings
 from graphpo_agent.errors import ConfigError, RunError
@@ -131,6 +133,14 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert verl_settings(run, tmp_path, "cuda", "a:b", "text", resume=True) == settings | {
         "trainer.val_before_train": False
     }
+    dropped = dropouts(GPT2Config())
+    assert {"attn_pdrop", "embd_pdrop", "resid_pdrop"} <= set(dropped) and not dropouts(
+        Qwen2Config()
+    )
+    override = "+actor_rollout_ref.model.override_config"
+    assert verl_settings(
+        run, tmp_path, "cuda", "a:b", "text", dropouts=dropped
+    ) == settings | dict.fromkeys((f"{override}.{name}" for name in dropped), 0.0)
     assert settings["trainer.default_local_dir"] == str(tmp_path / "checkpoints")
     own = settings["+graphpo"]
     assert (own["minibatch_graphs"], own["ranks"], own["terms"], own["kl"]) == (4, 2, 1, 0.01)

@@ -1,11 +1,13 @@
 """What a rollout worker makes of a task, with the local engine's policy in the servers' place."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from graphpo_agent.build import build_policy
 from graphpo_agent.config import RunConfig
@@ -26,6 +28,17 @@ def made(reach: Path, tmp_path: Path, *overrides: str) -> tuple[RunWorker, Polic
     local = load_config(RunConfig, name, arguments)
     worker = make_worker(dump_config(config))
     return worker, build_policy(local), load_tasks(reach / "train.jsonl")
+
+
+def test_a_token_beyond_the_tokenizer_can_be_drawn(reach: Path, tmp_path: Path) -> None:
+    padded = tmp_path / "padded"
+    shutil.copytree(reach / "policy", padded)
+    model = AutoModelForCausalLM.from_pretrained(padded)
+    model.resize_token_embeddings(model.config.vocab_size + 64)
+    model.save_pretrained(padded)
+    worker, _, _ = made(reach, tmp_path, f"model.path={padded}")
+    assert worker.stops.vocab_size == model.config.vocab_size
+    assert worker.stops.table((".",)).shape == (model.config.vocab_size,)
 
 
 @pytest.mark.parametrize("method", ["{name: tree, schedule: [3, 2, 1, 1]}", "{name: grpo}"])
