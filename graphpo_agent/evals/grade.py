@@ -2,8 +2,8 @@
 
 A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
 and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` takes ``aug_answers``
-(a list of strings) and ``unanswerable`` (true or false). A row of ``graphpo eval`` whose reward is
-null for an outage has no score. It becomes
+(a list of strings) and ``unanswerable`` (true or false). Of the rows of ``graphpo eval`` ``math``
+takes the ``answer``, and one whose reward is null for a tool's outage has no score. It becomes
 ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
