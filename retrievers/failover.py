@@ -103,7 +103,8 @@ class ServerPool:
         self._servers = [_Server(endpoint(name, url, path)) for url in addresses]
         alone = len(addresses) == 1  # then the service itself repeats a try
         self._rounds = 1 if alone else tries
-        self._patience_s = deadline_s * (1 - _TRY_SHARE)
+        self._deadline_s = deadline_s
+        self._try_s = deadline_s if alone else deadline_s * _TRY_SHARE
         limits = Limits(
             deadline_s=deadline_s,
             tries=tries,
@@ -112,9 +113,9 @@ class ServerPool:
             per_second=per_second,
             max_bytes=_MAX_REPLY_BYTES,
         )
-        one_try = replace(limits, deadline_s=deadline_s * _TRY_SHARE, tries=1)
-        limits = limits if alone else one_try
+        limits = limits if alone else replace(limits, tries=1)
         self._service = HttpService(name, limits=limits, classify=classify_json)
+        self._turns = threading.Semaphore(concurrency)
         self._lock = threading.Lock()
         self._next = 0
 
@@ -130,12 +131,18 @@ class ServerPool:
             QuotaError: a server is used up.
             ToolError: all addresses are wrong, or what answers there is something else.
         """
+        with self._turns:  # what happens to a server while a question waits counts
+            return self._ask(body, read)
+
+    def _ask(self, body: Any, read: Callable[[Any, str], T]) -> tuple[T, str]:
         wrong: set[str] = set()
-        give_up = time.monotonic() + self._patience_s
+        give_up = time.monotonic() + self._deadline_s
         for tried in range(1, self._rounds + 1):
             server = self._choose()
             try:
-                answer = read(self._service.call("POST", server.url, body=body).json(), server.url)
+                time_s = min(self._try_s, give_up - time.monotonic())
+                reply = self._service.call("POST", server.url, body=body, deadline_s=time_s)
+                answer = read(reply.json(), server.url)
             except QuotaError:
                 raise
             except ToolError as error:

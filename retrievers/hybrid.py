@@ -74,10 +74,11 @@ def fuse(rankings: Sequence[Sequence[Document]], k: float) -> list[Document]:
     Example: with k = 0 the rankings (a, b) and (b) give b with 1.5, then a with 1.
     """
     documents: dict[str, Document] = {}
-    scores: dict[str, float] = {}
+    terms: dict[str, list[float]] = {}
     for ranking in rankings:
         for rank, document in enumerate(ranking, start=1):
             documents.setdefault(document.id, document)
-            scores[document.id] = scores.get(document.id, 0.0) + 1 / (k + rank)
+            terms.setdefault(document.id, []).append(1 / (k + rank))
+    scores = {id_: math.fsum(own) for id_, own in terms.items()}  # equal whatever the order
     best = sorted(scores, key=lambda id_: -scores[id_])
     return [replace(documents[id_], score=scores[id_]) for id_ in best]

@@ -124,14 +124,14 @@ class TreeRL:
     ) -> list[list["_Place"]]:
         """Of each chain and branch that has any, the places where it can be forked."""
         branches: dict[int, list[_Place]] = {}
+        begins_branch = _branch_beginnings(graph, heads)
         for v in range(1, graph.num_nodes):
             start, end = graph.offsets[v : v + 2].tolist()
             tokens = start + np.flatnonzero(open_tokens[start:end])
             tokens = tokens[np.argsort(graph.logprobs[tokens], kind="stable")[: self.forks]]
             found = [_Place(-float(graph.logprobs[t]), v, t - start) for t in tokens.tolist()]
             if self.fork == "edge":
-                begins_branch = heads[v] == v and graph.parent[v] > 0
-                found = [] if begins_branch else [replace(p, offset=0) for p in found[:1]]
+                found = [] if begins_branch[v] else [replace(p, offset=0) for p in found[:1]]
             if found:
                 branches.setdefault(int(heads[v]), []).extend(found)
         return list(branches.values())
@@ -207,6 +207,14 @@ def _heads(graph: RolloutGraph) -> IntArray:
     return heads
 
 
+def _branch_beginnings(graph: RolloutGraph, heads: IntArray) -> BoolArray:
+    """[n] whether a branch begins with a node; the chain that is a tree's trunk is none."""
+    begins = heads == np.arange(graph.num_nodes)
+    _, trunks = np.unique(graph.tree, return_index=True)
+    begins[trunks] = False  # the root is the first of those without a tree
+    return begins
+
+
 def _open_tokens(
     graph: RolloutGraph, heads: IntArray, decode: Callable[[Sequence[int]], str]
 ) -> BoolArray:
@@ -216,10 +224,11 @@ def _open_tokens(
     ending = graph.loss_mask & np.isin(graph.token_ids, last)
     open_tokens = graph.loss_mask.copy()
     closed = np.zeros(graph.num_nodes, np.bool_)
+    begins_branch = _branch_beginnings(graph, heads)
     for v in range(1, graph.num_nodes):
         start, end = graph.offsets[v : v + 2].tolist()
         open_tokens[start + 1 : end] &= graph.loss_mask[start : end - 1]  # else it cannot be cut
-        if heads[v] == v and graph.parent[v] > 0:
+        if begins_branch[v]:
             open_tokens[start : start + 1] = False
         if closed[graph.parent[v]]:
             open_tokens[start:end] = False

@@ -4,6 +4,7 @@ Addresses that a model chooses need more care (where they lead to); they are not
 """
 
 import json
+import math
 import queue
 import random
 import time
@@ -141,6 +142,7 @@ class HttpService:
         params: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
+        deadline_s: float = math.inf,
     ) -> Reply:
         """The service's answer, or what is stored of it.
 
@@ -150,6 +152,7 @@ class HttpService:
             params: of the query string; those that are None are left out.
             body: a JSON value; None: no body.
             headers: besides the standard ones and the credentials.
+            deadline_s: for this call, where it is less than the service's.
 
         Raises:
             CallFailed: no usable answer this time.
@@ -160,10 +163,12 @@ class HttpService:
         where = f"{self._name}: {method} {shown[:_SHOWN_CHARACTERS]}"
         request = self._prepare(method, url, params, body, headers, where)
         if self._store is None:
-            reply = self._ask(request, where)
+            reply = self._ask(request, where, deadline_s)
         else:
             key = request_key(method, shown, params=params, body=body, headers=headers)
-            stored = self._store.fetch(key, lambda: self._ask(request, where).to_bytes())
+            stored = self._store.fetch(
+                key, lambda: self._ask(request, where, deadline_s).to_bytes()
+            )
             reply = Reply.from_bytes(stored)
         verdict = self._classify(reply)
         if verdict is not None:
@@ -190,7 +195,7 @@ class HttpService:
             reason = self._redactor.text(" ".join(str(error).split()))
         raise ToolError(f"{where} cannot be sent: {reason}")
 
-    def _ask(self, request: requests.PreparedRequest, where: str) -> Reply:
+    def _ask(self, request: requests.PreparedRequest, where: str, deadline_s: float) -> Reply:
         """An answer, or a refusal of what was asked for.
 
         Raises:
@@ -199,15 +204,15 @@ class HttpService:
         """
         session = self._sessions.get()
         try:
-            return self._ask_repeatedly(session, request, where)
+            return self._ask_repeatedly(session, request, where, deadline_s)
         finally:
             self._sessions.put(session)
 
     def _ask_repeatedly(
-        self, session: Session, request: requests.PreparedRequest, where: str
+        self, session: Session, request: requests.PreparedRequest, where: str, deadline_s: float
     ) -> Reply:
         time.sleep(self._pace.wait_s())
-        deadline = time.monotonic() + self._limits.deadline_s
+        deadline = time.monotonic() + min(deadline_s, self._limits.deadline_s)
         tried = 0
         while True:
             outcome = self._try(session, request, deadline - time.monotonic(), where)

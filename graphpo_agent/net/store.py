@@ -53,11 +53,11 @@ class CallStore:
     ``mode`` says what a call does:
 
     * ``off``: the file is never touched;
-    * ``record``: every call is made, and its answer replaces what is stored;
+    * ``record``: every call is made, and its answer, or failure, replaces what is stored;
     * ``replay``: a stored answer is given where there is one; other calls are made and stored,
       the first answer stays;
-    * ``strict``: a stored answer is given, or the failure that is stored of a call that was never
-      answered; any other call is an error. Nothing is written.
+    * ``strict``: a stored answer is given, or the failure that is stored of a call without one;
+      any other call is an error. Nothing is written.
 
     A call that fails leaves its failure for ``strict``, so that an evaluation repeats with the
     outages it met; the other modes make it again. One that raises anything else stores nothing.
@@ -140,6 +140,8 @@ class CallStore:
         try:
             value = call()
         except CallFailed as failure:
+            if self._mode == "record":
+                self._execute("DELETE FROM calls WHERE request = ?", key)
             self._execute(
                 "INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", key, failure.kind, str(failure)
             )
@@ -171,41 +173,61 @@ class CallStore:
             raise self._unusable(error) from error
 
     def _open(self) -> sqlite3.Connection:
-        strict = self._mode == "strict"
-        if strict and not self._path.is_file():
+        try:
+            return self._open_to_read() if self._mode == "strict" else self._open_to_write()
+        except (sqlite3.Error, OSError) as error:
+            raise self._unusable(error) from error
+
+    def _open_to_write(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        database = self._connect("mode=rwc")
+        _use_write_ahead_log(database)
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("CREATE TABLE IF NOT EXISTS calls (request TEXT PRIMARY KEY, answer BLOB)")
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS failures "
+            "(request TEXT PRIMARY KEY, kind TEXT, message TEXT)"
+        )
+        _check(database)
+        return database
+
+    def _open_to_read(self) -> sqlite3.Connection:
+        if not self._path.is_file():
             raise ToolError(
                 f'call store {self._path} does not exist; record it with mode "replay" first'
             )
+        database = self._connect("mode=ro")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(
-                f"{self._path.absolute().as_uri()}?mode={'ro' if strict else 'rwc'}",
-                uri=True,
-                timeout=_BUSY_S,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            if not strict:
-                _use_write_ahead_log(database)
-                database.execute("PRAGMA synchronous = NORMAL")
-                database.execute(
-                    "CREATE TABLE IF NOT EXISTS calls (request TEXT PRIMARY KEY, answer BLOB)"
-                )
-                database.execute(
-                    "CREATE TABLE IF NOT EXISTS failures "
-                    "(request TEXT PRIMARY KEY, kind TEXT, message TEXT)"
-                )
-            database.execute("SELECT request, answer FROM calls LIMIT 1").fetchall()
-        except (sqlite3.Error, OSError) as error:
-            raise self._unusable(error) from error
+            _check(database)
+        except sqlite3.OperationalError:
+            # Beside a file that others may write to, SQLite writes even to read it.
+            log = self._path.with_name(f"{self._path.name}-wal")
+            if log.exists() and log.stat().st_size:
+                raise
+            database = self._connect("mode=ro&immutable=1")
+            _check(database)
         return database
+
+    def _connect(self, how: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{self._path.absolute().as_uri()}?{how}",
+            uri=True,
+            timeout=_BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
 
     def _unusable(self, error: Exception) -> ToolError:
         reason = " ".join(str(error).split())
-        return ToolError(
-            f"call store {self._path} cannot be used: {reason}; "
-            "name another file or remove this one"
-        )
+        mend = "name another file"
+        if self._mode != "strict":
+            mend += " or remove this one"
+        return ToolError(f"call store {self._path} cannot be used: {reason}; {mend}")
+
+
+def _check(database: sqlite3.Connection) -> None:
+    """Raise sqlite3.Error unless a store can be read."""
+    database.execute("SELECT request, answer FROM calls LIMIT 1").fetchall()
 
 
 def _use_write_ahead_log(database: sqlite3.Connection) -> None:

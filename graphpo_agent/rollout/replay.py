@@ -163,10 +163,17 @@ class _Told:
         reason: FinishReason = "stop"
         if tokens[-1] in self.policy.tokenizer.eos_ids:
             reason = "eos"
-        elif len(tokens) == request.max_new_tokens:
+        elif len(tokens) == request.max_new_tokens and not self._stops(request, tokens):
             reason = "length"
         logprobs = tuple(graph.logprobs[span][sampled].tolist())
         return Completion(tokens, logprobs, reason, self.policy.extend(request.context, tokens))
+
+    def _stops(self, request: SampleRequest, tokens: tuple[int, ...]) -> bool:
+        """Whether the last token completes a stop string."""
+        if len(tokens) < request.min_new_tokens:
+            return False
+        whole, before = (self.policy.tokenizer.decode(t) for t in (tokens, tokens[:-1]))
+        return any(whole.count(stop) > before.count(stop) for stop in request.stop)
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
         """A tool's result, as of now."""

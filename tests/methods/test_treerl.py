@@ -190,11 +190,11 @@ def test_selection_is_uniform() -> None:
 # Growth
 
 
-def open_tokens(growth: Growth, own: list[int]) -> list[tuple[float, int, int]]:
-    """(−log p, edge, place) of what may be forked in a branch, told its edges."""
+def open_tokens(growth: Growth, own: list[int], is_trunk: bool) -> list[tuple[float, int, int]]:
+    """(−log p, edge, place) of what may be forked in a trunk or branch, told its edges."""
     graph = growth.graph
     found: list[tuple[float, int, int]] = []
-    first = graph.parent[own[0]] != 0
+    first = not is_trunk
     for v in own:
         start, end = graph.offsets[v], graph.offsets[v + 1]
         for t in range(start, end):
@@ -216,10 +216,11 @@ def slow_forks(growth: Growth, method: TreeRL) -> list[tuple[int, int | None, in
     for leaf in sorted(graph.leaves.tolist(), key=lambda v: graph.node_ids[v]):
         own = [v for v in graph.path(leaf) if v not in taken]
         taken |= set(own)
-        found = open_tokens(growth, own)
+        is_trunk = int(graph.tree[leaf]) not in of_tree
+        found = open_tokens(growth, own, is_trunk)
         if method.fork == "edge":
             best = {v: max(u for u, w, _ in found if w == v) for _, v, _ in found}
-            if graph.parent[own[0]] != 0:
+            if not is_trunk:
                 best.pop(own[0], None)
             found = [(u, v, 0) for v, u in best.items()]
         found = sorted(found, reverse=True)[: method.forks]

@@ -1,6 +1,8 @@
 import json
 import multiprocessing
+import os
 import sqlite3
+import tempfile
 import threading
 import time
 from functools import partial
@@ -94,6 +96,37 @@ def test_strict_repeats_the_failure_of_a_call_that_was_never_answered(tmp_path, 
     assert strict.fetch("passed", lambda: b"never asked") == b"up"
     with pytest.raises(ToolError, match="no answer is stored"):
         strict.fetch("other", lambda: b"never asked")
+
+
+def test_a_failure_takes_the_place_of_an_answer_that_was_recorded_before(tmp_path):
+    path = tmp_path / "calls.sqlite"
+    CallStore(path, "record").fetch("k", lambda: b"old")
+
+    def fail():
+        raise CallFailed("transient", "down")
+
+    for mode in ("record", "strict"):
+        with pytest.raises(CallFailed, match="down"):
+            CallStore(path, mode).fetch("k", fail)
+
+
+def read_as_another_user(path):
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    return CallStore(path, "strict").fetch("k", lambda: b"")
+
+
+def test_strict_reads_where_it_may_not_write():
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        store = CallStore(place / "calls.sqlite")
+        store.fetch("k", lambda: b"v")
+        store._database.close()  # as its process's end does
+        (place / "calls.sqlite").chmod(0o444)
+        place.chmod(0o555)
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.apply(read_as_another_user, (place / "calls.sqlite",)) == b"v"
+        place.chmod(0o755)
 
 
 def test_strict_reads_files_without_failures(tmp_path):

@@ -48,6 +48,17 @@ def test_equal_sums_are_in_the_order_in_which_they_were_met():
     assert [d.id for d in fused[0]] == ["a", "c", "b"]
 
 
+def test_sums_of_the_same_terms_are_equal_whatever_their_order():
+    def ranked(**ranks):
+        filler = {rank: f"{rank}" for rank in range(1, 8)}
+        names = filler | {rank: name for name, rank in ranks.items()}
+        return [Document(name, name) for _, name in sorted(names.items())]
+
+    rankings = [ranked(a=1, b=7), ranked(a=7, b=2), ranked(a=2, b=1)]
+    found = [d for d in fuse(rankings, 60) if d.id in "ab"]
+    assert [d.id for d in found] == ["a", "b"] and found[0].score == found[1].score
+
+
 def test_each_query_has_its_own_ranking_and_depth_is_at_least_topk():
     first, second = Fixed("a", "b"), Fixed("b")
     hybrid = HybridRetriever([first, second], depth=5)

@@ -13,6 +13,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.protocols import PageReader, Retriever
 from graphpo_agent.types import Document
+from retrievers import failover
 from retrievers.remote import RemotePages, RemoteRetriever
 from retrievers.together import PartlyFailed
 from tests.retrievers.canned import canned
@@ -305,6 +306,38 @@ def test_a_server_that_hangs_leaves_time_for_the_other():
             assert retriever.search([str(number)], topk=1) == [[Document(str(number), str(number))]]
         never.set()
     assert hung.asked
+
+
+def test_a_question_that_waited_for_its_turn_fails_over_too():
+    broken = threading.Event()
+
+    def slow(asked):
+        time.sleep(0.2)
+        return echo(asked)
+
+    def breaking(asked):
+        return (503, b"down") if broken.is_set() else slow(asked)
+
+    with canned(slow) as good, canned(breaking) as bad, ThreadPoolExecutor(12) as threads:
+        retriever = RemoteRetriever([good.url, bad.url], deadline_s=2.0, concurrency=1)
+        names = [str(number) for number in range(12)]
+        found = [threads.submit(retriever.search, [name], 1) for name in names]
+        found[2].result()
+        broken.set()
+        assert [each.result()[0][0].id for each in found] == names
+
+
+def test_servers_that_are_all_down_are_asked_until_the_deadline(monkeypatch):
+    monkeypatch.setattr(failover, "_FIRST_WAIT_S", 0.2)
+    monkeypatch.setattr(failover.random, "uniform", lambda low, high: high)
+    back = time.monotonic() + 2.0  # asked after 0, 0.2, 0.6, 1.4 and 3 s
+
+    def restarted(asked):
+        return (503, b"starting") if time.monotonic() < back else echo(asked)
+
+    with canned(restarted) as one, canned(restarted) as two:
+        retriever = RemoteRetriever([one.url, two.url], deadline_s=4.5)
+        assert retriever.search(["oak"], 1)[0][0].id == "oak"
 
 
 def search_all(retriever, count):
