@@ -1,6 +1,7 @@
 """What the verbs about data and documents do. Nothing here needs a model."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def _described(summary: Summary) -> str:
 def grade(kind: str, path: Path, out: Path, settings: Mapping[str, Any]) -> int:
     """``graphpo grade``."""
     summary = grade_file(kind, str(path), str(out), GradeOptions(**settings))
-    print(f"mean score {summary.mean:.3f} over {summary.scored:,} transcripts")
+    mean = "unknown" if math.isnan(summary.mean) else f"{summary.mean:.3f}"
+    print(f"mean score {mean} over {summary.scored:,} transcripts")
     for status, count in summary.statuses.items():
         print(f"  {count:,} {status}")
     print(out)

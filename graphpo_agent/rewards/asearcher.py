@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.rewards.qa import answer_equals
+from graphpo_agent.rewards.qa import accepted, answer_equals
 from graphpo_agent.types import Outcome, Task
 
 __all__ = ["ASearcherReward", "is_well_formed_turn", "set_f1"]
@@ -55,15 +55,16 @@ class ASearcherReward:
         """In [0, 1].
 
         Raises:
-            DataError: the task's ``metadata.aug_answers`` is not a list of strings.
+            DataError: the task has no answer, or its ``metadata.aug_answers`` is not a list of
+                strings.
         """
-        aliases = _aliases(task)
+        golds, aliases = accepted(task), _aliases(task)
         answer = outcome.answer
         if answer is None or not all(map(is_well_formed_turn, outcome.turns)):
             return 0.0
         if _refuses(answer, task, aliases):
             return 0.0
-        score = self._best(answer, task.answers)
+        score = self._best(answer, golds)
         if not aliases:
             return score
         return (1 - _ALIAS_WEIGHT) * score + _ALIAS_WEIGHT * max(score, self._best(answer, aliases))

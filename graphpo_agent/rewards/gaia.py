@@ -9,6 +9,7 @@ import math
 import re
 import string
 
+from graphpo_agent.rewards.qa import accepted
 from graphpo_agent.types import Outcome, Task
 
 __all__ = ["gaia_equals", "gaia_match"]
@@ -20,8 +21,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def gaia_match(task: Task, outcome: Outcome) -> float:
     """1 if the final answer equals an accepted one by GAIA's rule, else 0; unanswered: 0."""
-    answer = outcome.answer
-    return float(answer is not None and any(gaia_equals(answer, gold) for gold in task.answers))
+    answer, golds = outcome.answer, accepted(task)
+    return float(answer is not None and any(gaia_equals(answer, gold) for gold in golds))
 
 
 def gaia_equals(answer: str, gold: str) -> bool:

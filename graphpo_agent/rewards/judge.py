@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.net.chat import without_thinking
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
-from graphpo_agent.rewards.qa import Unit, check_unit
+from graphpo_agent.rewards.qa import Unit, accepted, check_unit
 from graphpo_agent.types import Message, Outcome, Task
 
 __all__ = ["Judge", "JudgeVerdict", "judge_messages", "parse_verdict"]
@@ -41,6 +42,7 @@ _REMINDER = (
 )
 _TAG = re.compile(r"\A\s*json", re.IGNORECASE)
 _LINE = re.compile(r"""[\s*_`"'#>-]*verdict[\s*_`"']*[:：][\s*_`"']*([a-z]+)[\s*_`"'.]*""", re.I)
+_SHOWN_CHARACTERS = 200
 _REMEMBERED = 100_000
 """Verdicts kept in memory; the oldest are forgotten."""
 
@@ -87,6 +89,7 @@ class Judge:
         self._counts: Counter[str] = Counter()
         self._verdicts: dict[Any, Future[JudgeVerdict]] = {}
         self._lock = threading.Lock()
+        self._told = False
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -98,12 +101,14 @@ class Judge:
 
         Raises:
             CallFailed: an outage of the model.
+            DataError: the task has no answer.
             ToolError: the model cannot be asked at any time: wrong key, used-up quota.
         """
+        golds = accepted(task)
         if outcome.answer is None:
             return 0.0
         try:
-            verdict = self.verdict(task.question, task.answers, outcome.answer)
+            verdict = self.verdict(task.question, golds, outcome.answer)
         except CallFailed as failure:
             self._count("failed")
             if failure.outage:
@@ -157,8 +162,18 @@ class Judge:
                 {"role": "assistant", "content": reply},
                 {"role": "user", "content": _REMINDER},
             ]
-            verdict = parse_verdict(self._chat.reply(reminded, self._max_tokens))
+            reply = self._chat.reply(reminded, self._max_tokens)
+            verdict = parse_verdict(reply)
+        if verdict is None:
+            self._tell_once(reply)
         return verdict or "unjudged"
+
+    def _tell_once(self, reply: str) -> None:
+        """A line about a judge whose replies may be of another form throughout."""
+        if not self._told:
+            self._told = True
+            shown = " ".join(reply.split())[:_SHOWN_CHARACTERS]
+            warnings.warn(f"judge: a reply holds no verdict: {shown!r}", stacklevel=2)
 
 
 def judge_messages(question: str, accepted: Sequence[str], answer: str) -> list[Message]:

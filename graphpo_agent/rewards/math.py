@@ -17,10 +17,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from graphpo_agent.errors import DataError
 from graphpo_agent.math_text import final_answer
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.processes import ProcessPool
+from graphpo_agent.rewards.qa import accepted
 from graphpo_agent.types import Outcome, Task
 
 __all__ = ["MathReward", "MathVerdict", "stated"]
@@ -108,9 +108,7 @@ class MathReward:
             DataError: the task has no accepted answer.
             ToolError: no process can be started.
         """
-        if not task.answers:
-            raise DataError(f"task {task.id}: has no answer to compare with")
-        verdict = self.verdict(stated(outcome), task.answers)
+        verdict = self.verdict(stated(outcome), accepted(task))
         with self._lock:
             self._counts[verdict.status] += 1
         return float(verdict.status == "correct")

@@ -15,13 +15,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.protocols import Counting, RewardFn
 from graphpo_agent.types import Outcome, Task
 
 __all__ = [
     "Binarize",
     "Unit",
+    "accepted",
     "answer_contains",
     "answer_equals",
     "answer_f1",
@@ -89,19 +90,33 @@ def _f1(answer: str, gold: str) -> float:
     return 2 * common / (len(answer_words) + len(gold_words))
 
 
+def accepted(task: Task) -> tuple[str, ...]:
+    """The answers that a task accepts; none where it is ``unanswerable`` by design.
+
+    Raises:
+        DataError: it accepts none otherwise, so that whatever is answered would be wrong.
+    """
+    if not task.answers and not task.metadata.get("unanswerable"):
+        raise DataError(f"task {task.id}: has no answer to compare with")
+    return task.answers
+
+
 def exact_match(task: Task, outcome: Outcome) -> float:
     """1 if the answer equals any accepted answer after normalisation, else 0; unanswered: 0."""
-    return float(outcome.answer is not None and answer_equals(outcome.answer, task.answers))
+    golds = accepted(task)
+    return float(outcome.answer is not None and answer_equals(outcome.answer, golds))
 
 
 def substring_match(task: Task, outcome: Outcome) -> float:
     """1 if the answer contains any accepted answer after normalisation, else 0; unanswered: 0."""
-    return float(outcome.answer is not None and answer_contains(outcome.answer, task.answers))
+    golds = accepted(task)
+    return float(outcome.answer is not None and answer_contains(outcome.answer, golds))
 
 
 def token_f1(task: Task, outcome: Outcome) -> float:
     """``answer_f1`` of the final answer; unanswered: 0."""
-    return 0.0 if outcome.answer is None else answer_f1(outcome.answer, task.answers)
+    golds = accepted(task)
+    return 0.0 if outcome.answer is None else answer_f1(outcome.answer, golds)
 
 
 def check_unit(name: str, value: float) -> None:

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.rewards.qa import Unit, answer_equals, check_unit, normalize_answer
+from graphpo_agent.rewards.qa import (
+    Unit,
+    accepted,
+    answer_equals,
+    check_unit,
+    normalize_answer,
+)
 from graphpo_agent.types import Outcome, Task
 
 __all__ = [
@@ -142,10 +148,11 @@ class SearchR1Reward:
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         """In [0, 1], by the table above."""
+        golds = accepted(task)
         if outcome.answer is None:
             return 0.0
         well_formed = is_well_formed(outcome.turns, self._call_tag)
-        if answer_equals(outcome.answer, task.answers):
+        if answer_equals(outcome.answer, golds):
             return 1.0 if well_formed else 1.0 - self._structure
         if not well_formed:
             return self._final

@@ -5,7 +5,7 @@ else, web agents among it, by this. ``graphpo_agent.rewards.transcripts`` has th
 a whole transcript instead.
 """
 
-from graphpo_agent.rewards.qa import Unit, answer_f1, check_unit
+from graphpo_agent.rewards.qa import Unit, accepted, answer_f1, check_unit
 from graphpo_agent.rewards.search_r1 import (
     CallTag,
     check_call_tag,
@@ -62,10 +62,11 @@ class TreeGrpoReward:
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         """In [0, 1], by the table above."""
+        golds = accepted(task)
         if outcome.answer is None:
             return 0.0
         well_formed = is_well_formed(outcome.turns, self._call_tag)
-        f1 = answer_f1(outcome.answer, task.answers)
+        f1 = answer_f1(outcome.answer, golds)
         if f1 > 0:
             return f1 if well_formed else max(0.0, f1 - self._structure)
         if not well_formed:

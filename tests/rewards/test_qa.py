@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.net.chat import OpenAIChat
+from graphpo_agent.rewards.asearcher import ASearcherReward
+from graphpo_agent.rewards.gaia import gaia_match
+from graphpo_agent.rewards.judge import Judge
+from graphpo_agent.rewards.math import MathReward
 from graphpo_agent.rewards.qa import (
     Binarize,
     exact_match,
@@ -13,6 +18,8 @@ from graphpo_agent.rewards.qa import (
     substring_match,
     token_f1,
 )
+from graphpo_agent.rewards.search_r1 import SearchR1Reward
+from graphpo_agent.rewards.tree_grpo import TreeGrpoReward
 from graphpo_agent.types import Outcome, Task
 
 phrases = st.lists(st.sampled_from(["the", "Oak", "fir.", "1987", "yes", "a-b"]), max_size=5).map(
@@ -42,7 +49,6 @@ def test_any_accepted_answer_matches_and_only_the_answer_counts():
     assert judged(exact_match, "the Oak!", "fir", "oak") == 1.0
     assert judged(exact_match, "1954 1987", "1987 1954") == 0.0
     assert judged(exact_match, None, "oak") == 0.0
-    assert judged(exact_match, "oak") == 0.0
 
 
 def test_f1_of_known_cases():
@@ -51,10 +57,9 @@ def test_f1_of_known_cases():
     assert judged(token_f1, "yes indeed", "yes") == 0.0
     assert judged(token_f1, "noanswer", "oak noanswer") == 0.0
     assert judged(token_f1, None, "oak") == 0.0
-    assert judged(token_f1, "oak") == 0.0
 
 
-@given(answer=phrases, golds=st.lists(phrases, max_size=3))
+@given(answer=phrases, golds=st.lists(phrases, min_size=1, max_size=3))
 def test_f1_is_the_harmonic_mean_of_precision_and_recall(answer, golds):
     def slow(gold):
         got, want = normalize_answer(answer).split(), normalize_answer(gold).split()
@@ -68,7 +73,7 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(answer, golds):
         precision, recall = common / len(got), common / len(want)
         return 2 * precision * recall / (precision + recall)
 
-    expected = max(map(slow, golds), default=0.0)
+    expected = max(map(slow, golds))
     assert judged(token_f1, answer, *golds) == pytest.approx(expected)
     assert judged(exact_match, answer, *golds) <= judged(token_f1, answer, *golds)
 
@@ -81,7 +86,6 @@ def test_substring_match_of_known_cases():
     assert judged(substring_match, "It was in 1987, I think", "fir", "1987.") == 1.0
     assert judged(substring_match, "1987", "in 1987") == 0.0
     assert judged(substring_match, None, "oak") == 0.0
-    assert judged(substring_match, "oak") == 0.0
 
 
 def test_a_gold_without_words_is_not_contained_in_everything():
@@ -89,7 +93,7 @@ def test_a_gold_without_words_is_not_contained_in_everything():
     assert judged(substring_match, "!", "...") == 1.0
 
 
-@given(answer=phrases, golds=st.lists(phrases.filter(normalize_answer), max_size=3))
+@given(answer=phrases, golds=st.lists(phrases.filter(normalize_answer), min_size=1, max_size=3))
 def test_what_equals_a_gold_contains_it(answer, golds):
     assert judged(exact_match, answer, *golds) <= judged(substring_match, answer, *golds)
 
@@ -121,3 +125,28 @@ def test_binarize_shows_the_counts_of_what_it_wraps():
 def test_binarize_refuses_what_is_no_reward():
     with pytest.raises(ConfigError, match="must be a reward function, found 'token_f1'"):
         Binarize("token_f1", threshold=0.5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        exact_match,
+        substring_match,
+        token_f1,
+        gaia_match,
+        SearchR1Reward(),
+        TreeGrpoReward(),
+        ASearcherReward(),
+        MathReward(),
+        Judge(OpenAIChat("http://127.0.0.1:9/v1", "m")),
+    ],
+)
+def test_a_task_without_an_answer_is_refused_where_anything_would_be_wrong(reward):
+    for outcome in (Outcome("x", "x", ("<answer>x</answer>",)), Outcome("")):
+        with pytest.raises(DataError, match="task t: has no answer to compare with"):
+            reward(Task("t", "q?", ()), outcome)
+
+
+def test_a_task_that_is_unanswerable_by_design_accepts_none():
+    task = Task("t", "q?", (), {"unanswerable": True})
+    assert exact_match(task, Outcome("x", "x")) == 0.0
