@@ -32,7 +32,7 @@ from graphpo_agent.evals.calibrate_pairs import (
     plan_samples,
 )
 from graphpo_agent.evals.calibrate_values import StateChoice, replay_graphs, sample_rewards
-from graphpo_agent.graph.arrays import BoolArray, IntArray
+from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
@@ -178,11 +178,7 @@ def calibrate(
             config.seed,
             bar.update,
         )
-    if all(np.isnan(of_graph).all() for of_graph in rewards):
-        raise ToolError(
-            f"none of the {chains:,} continuations was judged: see that the verifier and the tools "
-            "answer, and that paths have room to end"
-        )
+    _check_judged(rewards, chains)
     return calibrate_choices(
         graphs,
         merges,
@@ -195,6 +191,14 @@ def calibrate(
         options=options,
         rng=rng,
     )
+
+
+def _check_judged(rewards: Sequence[FloatArray], chains: int) -> None:
+    if all(np.isnan(of_graph).all() for of_graph in rewards):
+        raise ToolError(
+            f"none of the {chains:,} continuations was judged: see that the verifier and the tools "
+            "answer, and that paths have room to end"
+        )
 
 
 def _truth(

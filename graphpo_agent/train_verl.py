@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 
 from graphpo_agent.build import (
@@ -22,7 +21,7 @@ from graphpo_agent.build import (
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.drawing import StopFinder
-from graphpo_agent.engines.local.model import dropouts, model_without_weights, output_head
+from graphpo_agent.engines.local.model import dropouts, model_config
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
@@ -119,10 +118,9 @@ def make_worker(config: str) -> RunWorker:
     """
     run = RunConfig.model_validate(yaml.safe_load(config))
     tokenizer = HfTokenizer.load(run.model.path)
-    model = model_without_weights(run.model.path, torch.float32)
     return RunWorker(
         tokenizer=tokenizer,
-        stops=StopFinder(tokenizer, output_head(model).weight.shape[0]),
+        stops=StopFinder(tokenizer, model_config(run.model.path).vocab_size),
         max_context_tokens=verl_engine(run).max_context_tokens,
         grower=build_grower(run),
         method=build_method(run.method),
@@ -223,7 +221,7 @@ def train_through_verl(
     """
     engine, device = verl_engine(config), _device(config)
     gpus = engine.gpus_per_node if device == "cpu" else None
-    dropped = dropouts(model_without_weights(config.model.path, torch.float32).config)
+    dropped = dropouts(model_config(config.model.path))
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(

@@ -24,6 +24,7 @@ __all__ = [
     "dropouts",
     "head_dim",
     "load_model",
+    "model_config",
     "model_without_weights",
     "output_head",
     "usable_device",
@@ -124,12 +125,27 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         ModelError: nothing there, or no causal language model.
     """
+    with _reading(name) as config, torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def model_config(name: str) -> PretrainedConfig:
+    """A model's configuration.
+
+    Raises:
+        ModelError: there is none.
+    """
+    with _reading(name) as config:
+        return config
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[PretrainedConfig]:
+    """A model's configuration; what goes wrong in the ``with`` block is its fault."""
     whole, _ = under_adapters(name)
     local = check_model_directory(whole, "config.json")
     try:
-        config = AutoConfig.from_pretrained(whole, local_files_only=local)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        yield AutoConfig.from_pretrained(whole, local_files_only=local)
     except Exception as error:
         reason = _reason(error, "config.json")
         raise ModelError(f"model {whole} cannot be read: {reason}") from error
