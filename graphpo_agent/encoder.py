@@ -11,6 +11,7 @@ from transformers import AutoModel
 
 from graphpo_agent.errors import ModelError
 from graphpo_agent.net.checks import check_counts
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.pretrained import load_pretrained
 
 __all__ = ["EncoderEmbedder", "Pooling"]
@@ -85,9 +86,8 @@ class EncoderEmbedder:
         return vectors
 
     def _encode(self, text: str) -> list[int]:
-        sound = text.encode(errors="replace").decode()  # half a surrogate pair is no character
         encoded = self._tokenizer(
-            self._prefix + sound, truncation=True, max_length=self._max_tokens
+            self._prefix + plain_text(text), truncation=True, max_length=self._max_tokens
         )
         return encoded["input_ids"]
 

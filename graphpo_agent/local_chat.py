@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from graphpo_agent.errors import ModelError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.pretrained import load_pretrained
 from graphpo_agent.types import Message
 
@@ -113,8 +114,7 @@ class LocalChat:
             reason = " ".join(str(error).split())
             raise ModelError(f"chat template of {self._path}: {reason}") from error
         assert isinstance(text, str)
-        sound = text.encode(errors="replace").decode()  # half a surrogate pair is no character
-        return self._tokenizer(sound, add_special_tokens=False)["input_ids"]
+        return self._tokenizer(plain_text(text), add_special_tokens=False)["input_ids"]
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:

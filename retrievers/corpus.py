@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import DataError
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
 from retrievers.progress import progress
 
@@ -24,7 +25,6 @@ __all__ = [
     "checked_rows",
     "corpus_fingerprint",
     "line_ranges",
-    "plain_text",
     "read_corpus",
     "scan_corpus",
 ]
@@ -148,11 +148,6 @@ def corpus_fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         head = hashlib.sha256(file.read(_HEAD_BYTES)).hexdigest()
     return {"corpus_bytes": path.stat().st_size, "corpus_head_sha256": head}
-
-
-def plain_text(text: str) -> str:
-    """``text`` with ``?`` for every half of a surrogate pair, which UTF-8 cannot hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def checked_rows(

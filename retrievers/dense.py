@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from graphpo_agent.encoder import EncoderEmbedder
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.checks import check_counts
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
-from retrievers.corpus import plain_text
 from retrievers.encoders import EncoderSettings
 from retrievers.faiss_index import flat_vectors, map_faiss, search_faiss
 from retrievers.index_files import open_corpus, read_manifest

@@ -10,8 +10,9 @@ from typing import Any
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.checks import check_counts
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
-from retrievers.corpus import Corpus, line_ranges, plain_text
+from retrievers.corpus import Corpus, line_ranges
 from retrievers.index_files import open_corpus, read_manifest
 from retrievers.index_options import check_bm25
 from retrievers.jvm import attached, java_exception, start_jvm

@@ -20,8 +20,8 @@ from graphpo_agent.errors import ToolError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore, request_key
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
-from retrievers.corpus import plain_text
 from retrievers.failover import ServerPool, ServerUrls
 from retrievers.together import Answer, search_batches, settle
 

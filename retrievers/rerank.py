@@ -11,10 +11,10 @@ from transformers import AutoModelForSequenceClassification
 from graphpo_agent.errors import ModelError, ToolError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.pretrained import load_pretrained
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
-from retrievers.corpus import plain_text
 from retrievers.encoders import check_device
 from retrievers.together import answers_of, settle
 

@@ -4,8 +4,8 @@ from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict, classi
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.secrets import secret_from_env
 from graphpo_agent.net.store import CallStore
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
-from retrievers.corpus import plain_text
 
 __all__ = ["JinaReader"]
 

@@ -8,8 +8,8 @@ from typing import Any, TypedDict, Unpack
 from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict
 from graphpo_agent.net.store import CallStore
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
-from retrievers.corpus import plain_text
 from retrievers.together import search_batches, settle
 
 __all__ = ["Shared", "WebSearch", "answer_document", "is_chinese", "items", "result_document"]

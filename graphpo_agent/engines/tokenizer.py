@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from graphpo_agent.errors import ModelError, first_line
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.protocols import TurnBreak
 from graphpo_agent.types import Message, Prompt
 
@@ -140,7 +141,7 @@ class HfTokenizer:
 
         Half of a surrogate pair, which JSON can hold but no token, becomes ``?``.
         """
-        text = text.encode(errors="replace").decode()
+        text = plain_text(text)
         token_ids = self._ids_of(text)
         if self._control_ids.isdisjoint(token_ids):
             return list(token_ids)
