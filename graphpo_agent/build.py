@@ -78,6 +78,7 @@ __all__ = [
     "build_engine",
     "build_expander",
     "build_grower",
+    "build_objective",
     "build_policy",
     "build_prefixes",
     "build_sampling",
@@ -149,13 +150,7 @@ def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
         warmup_steps=update.warmup_steps,
         minibatch_graphs=update.minibatch_graphs,
         epochs=update.epochs,
-        objective=Objective(
-            clip_low=update.clip_low,
-            clip_high=update.clip_high,
-            dual_clip=update.dual_clip,
-            kl=update.kl_coefficient,
-            entropy=update.entropy_coefficient,
-        ),
+        objective=build_objective(update),
         loss_aggregation=update.loss_aggregation,
         horizon=config.mode.max_response_tokens,
         old_logprobs=update.old_logprobs,
@@ -169,6 +164,17 @@ def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
         updating=updating,
         max_batch_bytes=max_batch_bytes,
         compute=compute_options(config),
+    )
+
+
+def build_objective(update: UpdateConfig) -> Objective:
+    """What an update maximises."""
+    return Objective(
+        clip_low=update.clip_low,
+        clip_high=update.clip_high,
+        dual_clip=update.dual_clip,
+        kl=update.kl_coefficient,
+        entropy=update.entropy_coefficient,
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 from graphpo_agent.build import (
     build_budget,
     build_grower,
+    build_objective,
     build_sampling,
     build_step_scoring,
     build_tasks,
@@ -25,7 +26,7 @@ from graphpo_agent.engines.local.model import dropouts, model_config
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
-from graphpo_agent.engines.verl.rows import WeightedRow, weighted_rows
+from graphpo_agent.engines.verl.rows import WeightedRow, moving_rows, weighted_rows
 from graphpo_agent.engines.verl.settings import advantage_terms, verl_engine, verl_settings
 from graphpo_agent.engines.verl.worker import GrownGraph
 from graphpo_agent.errors import ConfigError, RunError, ToolError, first_line
@@ -68,6 +69,7 @@ class RunWorker:
     step_scoring: StepScoring | None
     aggregation: LossAggregation
     horizon: int
+    moves_all: bool
     terms: int
     seed: int
     prompts_per_step: int
@@ -84,6 +86,8 @@ class RunWorker:
         metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
         sample = training_sample(rollout.graph, credit)
         rows = weighted_rows(sample, self.aggregation, self.horizon)
+        if not self.moves_all:
+            rows = moving_rows(rows)
         if not credit.has_signal or not rows.rows:
             outage = self._outage(rollout, policy.tokenizer)
             return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, outage=outage)
@@ -129,6 +133,7 @@ def make_worker(config: str) -> RunWorker:
         step_scoring=build_step_scoring(run.method),
         aggregation=run.update.loss_aggregation,
         horizon=run.mode.max_response_tokens,
+        moves_all=build_objective(run.update).moves_all,
         terms=advantage_terms(run.method),
         seed=run.seed,
         prompts_per_step=run.train.prompts_per_step,

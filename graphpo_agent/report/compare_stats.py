@@ -34,7 +34,7 @@ MEASURES = {
     "steps": "of training",
     "trajectories": "finished ones per prompt, mean over the steps",
     "response_tokens": "mean length of a held-out response at the end, observations not counted",
-    "entropy": "of the policy on the tokens that the last update trained, nats",
+    "entropy": "of the policy on the tokens with a gradient in the last update, nats",
     "seconds": "of rollouts and updates, without evaluations",
 }
 """What is measured of each run, by its name in compare.json; NaN where a run has no such number."""

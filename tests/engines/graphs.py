@@ -36,6 +36,16 @@ def random_sample(seed, num_nodes=12, vocab_size=300, terms=1, prompt=5, longest
     )
 
 
+def partly_idle(sample, seed):
+    """The sample with an advantage of 0 on half of its edges, and on half of its rows."""
+    rng = np.random.default_rng(seed)
+    half = np.where(rng.random(len(sample.parent)) < 0.5, 0.0, 1.0)
+    of_rows = sample.row_advantages
+    if of_rows is not None:
+        of_rows = np.where(np.arange(len(of_rows)) % 2, of_rows, 0.0)
+    return replace(sample, advantages=sample.advantages * half, row_advantages=of_rows)
+
+
 def path_tokens(sample, node):
     """Token ids of the ancestors of ``node``, then its own."""
     own = sample.token_ids[sample.offsets[node] : sample.offsets[node + 1]].tolist()

@@ -17,11 +17,12 @@ from graphpo_agent.engines.local.options import (
     OptimizerOptions,
     UpdateOptions,
 )
+from graphpo_agent.engines.local.token_weights import moving_tokens
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError, GraphError, ModelError, RunError
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import Demonstration, Piece, SampleRequest, SamplingParams
-from tests.engines.graphs import random_sample, with_rollout_logprobs
+from tests.engines.graphs import partly_idle, random_sample, with_rollout_logprobs
 
 UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, warmup_steps=3, seed=5)
 IMITATION = ImitationOptions(learning_rate=0.01, total_steps=10, warmup_steps=2)
@@ -75,8 +76,8 @@ def test_mismatch_measures_the_samplers_distance(make_model, tokenizer):
     metrics = engine.update(drifted, 0)
     assert metrics["update/mismatch"] == pytest.approx(0.25, abs=1e-5)
     first = engine.update([drifted[0], *exact[1:]], 0)["update/mismatch"]
-    shares = [s.loss_mask.sum() / sum(t.loss_mask.sum() for t in exact) for s in exact]
-    assert first == pytest.approx(0.25 * shares[0], abs=1e-5)
+    moving = [moving_tokens(s).sum() for s in exact]
+    assert first == pytest.approx(0.25 * moving[0] / sum(moving), abs=1e-5)
     assert metrics["update/mismatch_kl"] == pytest.approx(np.exp(-0.25) - 1 + 0.25, abs=1e-5)
 
 
@@ -97,7 +98,7 @@ def test_the_sampler_and_the_trainer_agree_on_logprobs(make_model, tokenizer):
         logprobs=np.array(
             [np.nan] * len(prompt) + [p for c in completions for p in c.logprobs], np.float32
         ),
-        advantages=np.zeros((1, 5)),
+        advantages=np.ones((1, 5)),
     )
     assert engine.update([sample], 0)["update/mismatch"] < 1e-6
 
@@ -493,3 +494,62 @@ def test_loading_what_is_no_checkpoint_is_one_line(make_model, tokenizer, tmp_pa
     other = make_engine(make_model("llama"), tokenizer)
     with pytest.raises(RunError, match=r"another model: Error.*(size mismatch|key)"):
         other.load_checkpoint(tmp_path / "step")
+
+
+def last_followed(sample, counted):
+    """By definition: the tokens that a token of ``counted`` follows on some path."""
+    needed = 0
+    below = {
+        v: [u for u in range(len(sample.parent)) if sample.parent[u] == v]
+        for v in range(len(sample.parent))
+    }
+
+    def any_below(v):
+        return any(
+            counted[sample.offsets[u] : sample.offsets[u + 1]].any() or any_below(u)
+            for u in below[v]
+        )
+
+    for v in range(len(sample.parent)):
+        own = counted[sample.offsets[v] : sample.offsets[v + 1]]
+        for place in range(len(own)):
+            needed += own[place + 1 :].any() or any_below(v)
+    return int(needed)
+
+
+@pytest.mark.parametrize("objective", [Objective(), Objective(kl=0.1), Objective(entropy=0.01)])
+def test_only_what_leads_to_a_token_that_moves_the_weights_is_computed(
+    make_model, tokenizer, objective
+):
+    model = make_model()
+    samples = [partly_idle(sample, seed) for seed, sample in enumerate(SAMPLES)]
+    updating = replace(UPDATING, objective=objective, minibatch_graphs=len(samples))
+    engine = make_engine(model, tokenizer, updating)
+    computed = []
+
+    def count(_, args, kwargs):
+        computed.append(kwargs["input_ids"].numel())
+
+    model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    metrics = engine.update(samples, 0)
+    by_advantage = sum(last_followed(s, moving_tokens(s)) for s in samples)
+    trained = sum(last_followed(s, s.loss_mask) for s in samples)
+    assert by_advantage < 0.9 * trained
+    assert sum(computed) == (by_advantage if objective == Objective() else trained)
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_a_minibatch_without_any_advantage_is_a_step_with_a_gradient_of_zero(make_model, tokenizer):
+    model = make_model()
+    engine = make_engine(model, tokenizer, replace(UPDATING, minibatch_graphs=len(SAMPLES)))
+    engine.update(SAMPLES, 0)
+    weights = list(model.parameters())
+    state = engine._optimizer.state
+    moments = [state[weight]["exp_avg"].clone() for weight in weights]
+    before = [weight.detach().clone() for weight in weights]
+    idle = [replace(sample, advantages=sample.advantages * 0.0) for sample in SAMPLES]
+    metrics = engine.update(idle, 1)
+    assert metrics["update/grad_norm"] == 0.0 and metrics["update/optimizer_steps"] == 1.0
+    for weight, moment, old in zip(weights, moments, before, strict=True):
+        torch.testing.assert_close(state[weight]["exp_avg"], 0.9 * moment)
+        assert not torch.equal(weight, old)

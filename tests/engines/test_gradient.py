@@ -12,7 +12,7 @@ from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.pieces import cut_into_buckets
-from tests.engines.graphs import edge_logprobs, random_sample, with_rollout_logprobs
+from tests.engines.graphs import edge_logprobs, partly_idle, random_sample, with_rollout_logprobs
 
 
 def norm_in_full_precision(self, hidden):
@@ -136,6 +136,15 @@ def test_gradient_of_edges_that_are_computed_in_one_piece(
     pieces = [{bucket.causal for bucket in cut_into_buckets(batch)[0]} for batch in batches]
     assert pieces[0] == {True, False} and all(True in kinds for kinds in pieces)
     compare(make_model, tokenizer, samples, 1e-12, "qwen3", max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("max_tokens", [120, 40])
+def test_gradient_where_half_of_the_edges_have_no_advantage(
+    make_model, tokenizer, monkeypatch, max_tokens
+):
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
+    samples = [partly_idle(sample, seed) for seed, sample in enumerate(SAMPLES)]
+    compare(make_model, tokenizer, samples, 1e-12, max_tokens=max_tokens)
 
 
 def test_gradient_of_separate_terms_token_mean_and_asymmetric_clipping(

@@ -10,7 +10,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
-from graphpo_agent.engines.local.token_weights import token_weights
+from graphpo_agent.engines.local.token_weights import moving_tokens, token_weights
 from graphpo_agent.graph.samples import to_path_rows
 from tests.engines.graphs import edge_logprobs, random_sample, with_rollout_logprobs
 from tests.engines.test_gradient import check_update, norm_in_full_precision
@@ -129,6 +129,20 @@ def test_rows_that_share_nothing_have_one_term_and_shared_tokens_two():
     fork = replace(chains, parent=np.array([-1, 0, 1, 1, 3]))
     shared = token_weights([fork], "token_mean").advantages[:, fork.offsets[1]]
     np.testing.assert_allclose(shared, [0.5, -1.0])
+
+
+def test_a_token_of_rows_whose_advantages_cancel_moves_the_weights():
+    sample = random_sample(4, num_nodes=5)
+    fork = replace(
+        sample,
+        parent=np.array([-1, 0, 1, 1, 3]),
+        rows=np.array([2, 4]),
+        row_advantages=np.array([1.0, -1.0]),
+    )
+    np.testing.assert_array_equal(moving_tokens(fork), fork.loss_mask)
+    one_idle = moving_tokens(replace(fork, row_advantages=np.array([1.0, 0.0])))
+    node = np.repeat(np.arange(5), np.diff(fork.offsets))
+    np.testing.assert_array_equal(one_idle, fork.loss_mask & (node <= 2))
 
 
 def test_path_rows_of_a_sample_with_rows_own_every_edge_of_theirs():

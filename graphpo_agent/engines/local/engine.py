@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,11 @@ from graphpo_agent.engines.local.options import (
 )
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
-from graphpo_agent.engines.local.token_weights import TokenWeights, token_weights
+from graphpo_agent.engines.local.token_weights import (
+    TokenWeights,
+    moving_tokens,
+    token_weights,
+)
 from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import GraphError
@@ -115,13 +119,16 @@ class LocalEngine:
     def update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
         """One PPO update from the graphs of one batch.
 
-        Every context of the policy is released. Samples without a trained token are left out.
+        Every context of the policy is released. Samples without a trained token are left out, and
+        tokens without an advantage are computed only where the objective or a later token needs
+        them.
 
         Returns:
-            ``update/loss``, ``update/entropy`` (nats per trained token), ``update/kl`` (k3
-            estimate of the divergence from the policy that sampled), ``update/reference_kl``
-            (with a reference model), ``update/clip_fraction`` (of tokens
-            some of whose gradient is cut), ``update/grad_norm`` (before clipping),
+            ``update/loss``; means over the tokens that have a gradient, left out where none has:
+            ``update/entropy`` (nats), ``update/kl`` (k3 estimate of the divergence from the policy
+            that sampled), ``update/reference_kl`` (with a reference model) and
+            ``update/clip_fraction`` (some of whose gradient is cut);
+            ``update/grad_norm`` (before clipping),
             ``update/learning_rate``, ``update/optimizer_steps``;
             where the rollout recorded log-probabilities and they are recomputed,
             ``update/mismatch`` (mean distance of the two) and ``update/mismatch_kl`` (k3).
@@ -139,19 +146,20 @@ class LocalEngine:
             minibatches(len(trained), options.minibatch_graphs, options.seed, step, options.epochs)
         )
         recompute = options.old_logprobs == "recompute"
-        old = self._old_logprobs(trained, plan[0]) if recompute else _recorded_logprobs(trained)
-        reference = self._reference_logprobs(trained) if self._has_kl else None
+        computed = trained if options.objective.moves_all else [_moving(s) for s in trained]
+        old = self._old_logprobs(computed, plan[0]) if recompute else _recorded_logprobs(computed)
+        reference = self._reference_logprobs(computed) if self._has_kl else None
         sums = MetricSums()
         with state_on_device(self._optimizer, self._options.offload):
             for number, members in enumerate(plan):
                 unchanged = recompute and number == 0
-                chosen = [trained[i] for i in members]
+                counted = [trained[i] for i in members]
                 data = _TokenData(
-                    token_weights(chosen, options.loss_aggregation, options.horizon),
+                    token_weights(counted, options.loss_aggregation, options.horizon),
                     None if unchanged else np.concatenate([old[i] for i in members]),
                     None if reference is None else np.concatenate([reference[i] for i in members]),
                 )
-                logprobs = self._learn(chosen, data, options, sums)
+                logprobs = self._learn([computed[i] for i in members], data, options, sums)
                 if unchanged:
                     for i, values in zip(members, logprobs, strict=True):
                         old[i] = values
@@ -159,8 +167,8 @@ class LocalEngine:
                 self._counters["update_steps"] += 1
                 norm = optimizer_step(self._optimizer, rate, self._options.max_grad_norm)
                 sums.add_step(norm, rate)
-        counted = {"update/optimizer_steps": float(len(plan))}
-        return counted | sums.means("update") | (mismatch(trained, old) if recompute else {})
+        metrics = {"update/optimizer_steps": float(len(plan)), **sums.means("update")}
+        return metrics | (mismatch(computed, old) if recompute else {})
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """One supervised step: mean negative log-likelihood of the trained pieces' tokens.
@@ -321,6 +329,11 @@ class LocalEngine:
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         picked = np.ascontiguousarray(values[..., batch.source])
         return torch.from_numpy(picked).to(self._model.device, dtype)
+
+
+def _moving(sample: TrainingSample) -> TrainingSample:
+    """A sample whose tokens without an advantage are context."""
+    return replace(sample, loss_mask=moving_tokens(sample))
 
 
 def _recorded_logprobs(samples: Sequence[TrainingSample]) -> list[FloatArray]:

@@ -30,6 +30,11 @@ class Objective:
     kl: float = 0.0
     entropy: float = 0.0
 
+    @property
+    def moves_all(self) -> bool:
+        """Whether a token without an advantage has a gradient, too."""
+        return self.kl != 0.0 or self.entropy != 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:

@@ -39,6 +39,9 @@ def optimizer_step(optimizer: AdamW, learning_rate: float, max_grad_norm: float)
         ModelError: the norm is not finite; the weights stay as they are.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(p.grad is None for p in parameters):  # no token had a gradient; the moments still decay
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
     norm = float(clip_grad_norm_(parameters, max_grad_norm))
     if not math.isfinite(norm):
         raise ModelError(

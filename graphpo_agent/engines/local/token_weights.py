@@ -15,9 +15,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpo_agent.graph.arrays import BoolArray
 from graphpo_agent.graph.samples import TrainingSample, row_paths
 
-__all__ = ["LossAggregation", "TokenWeights", "token_weights"]
+__all__ = ["LossAggregation", "TokenWeights", "moving_tokens", "token_weights"]
 
 LossAggregation = Literal["edge_mean", "token_mean", "sequence_mean", "sequence_sum"]
 """How token losses become one number. A *sequence* is what is trained as one row: an edge, or a
@@ -73,6 +74,19 @@ def token_weights(
     return TokenWeights(
         np.concatenate(weights) / max(total, 1.0), np.concatenate(advantages, axis=1)
     )
+
+
+def moving_tokens(sample: TrainingSample) -> BoolArray:
+    """[num_tokens] which trained tokens can move the weights: those with an advantage.
+
+    The clipped objective of a token whose advantage is 0 is 0 at every ratio, and so is its
+    gradient. Such a token counts in the means and need not be computed, unless the objective has
+    terms of its own (a divergence, entropy).
+    """
+    advantages = _sample_weights(sample, "edge_mean", 1).advantages
+    moves = (np.nan_to_num(advantages) != 0.0).any(axis=0)
+    moving: BoolArray = sample.loss_mask & np.repeat(moves, np.diff(sample.offsets))
+    return moving
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.graph.samples import PathRow, TrainingSample, row_paths, to_path_rows
 
-__all__ = ["WeightedRow", "WeightedRows", "weighted_rows"]
+__all__ = ["WeightedRow", "WeightedRows", "moving_rows", "weighted_rows"]
 
 FloatArray = NDArray[np.float64]
 
@@ -108,6 +108,29 @@ def weighted_rows(
             if row.loss_mask.any()
         ],
         total,
+    )
+
+
+def moving_rows(rows: WeightedRows) -> WeightedRows:
+    """The rows up to their last token with an advantage; without those that have none.
+
+    What is left out has neither loss nor gradient, unless the objective has terms of its own
+    (a divergence, entropy).
+    """
+    moving = [(row, np.flatnonzero((row.advantages != 0.0).any(axis=0))) for row in rows.rows]
+    kept = [_first(row, places[-1] + 1) for row, places in moving if len(places)]
+    return WeightedRows(kept, rows.total)
+
+
+def _first(row: WeightedRow, count: int) -> WeightedRow:
+    """The first tokens of a row."""
+    return WeightedRow(
+        token_ids=row.token_ids[:count],
+        prompt_tokens=row.prompt_tokens,
+        loss_mask=row.loss_mask[:count],
+        logprobs=row.logprobs[:count],
+        weights=row.weights[:count],
+        advantages=row.advantages[:, :count],
     )
 
 

@@ -11,8 +11,8 @@ from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.verl.layout import place_rows
-from graphpo_agent.engines.verl.rows import weighted_rows
-from tests.engines.graphs import random_sample, with_rollout_logprobs
+from graphpo_agent.engines.verl.rows import moving_rows, weighted_rows
+from tests.engines.graphs import partly_idle, random_sample, with_rollout_logprobs
 from tests.engines.test_gradient import engine_gradients, gradients, norm_in_full_precision
 from tests.engines.test_rows import with_rows
 
@@ -69,6 +69,8 @@ def rows_loss(model, reference, samples, objective, aggregation, ranks):
         clip_ratio_c=objective.dual_clip or 1e9,
     )
     made = [weighted_rows(sample, aggregation, HORIZON) for sample in samples]
+    if not objective.moves_all:
+        made = [moving_rows(one) for one in made]
     divisor = max(sum(one.total for one in made), 1.0)
     rows = [row for one in made for row in one.rows]
     graph = [i for i, one in enumerate(made) for _ in one.rows]
@@ -108,7 +110,8 @@ def test_loss_and_gradient_are_the_local_engines_also_where_ratios_clip(
     objective = CASES[aggregation]
     model = make_model("qwen2", spread=0.3)
     samples = [
-        with_rollout_logprobs(model, KINDS[kind](seed), 0.3, seed=seed) for seed in (1, 2, 3)
+        with_rollout_logprobs(model, partly_idle(KINDS[kind](seed), seed), 0.3, seed=seed)
+        for seed in (1, 2, 3)
     ]
     ours, reference = make_model("qwen2", spread=0.3), make_model("qwen2", spread=0.3)
     for one in (ours, reference):

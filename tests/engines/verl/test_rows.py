@@ -5,8 +5,8 @@ import pytest
 
 from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.verl.layout import place_rows
-from graphpo_agent.engines.verl.rows import weighted_rows
-from tests.engines.graphs import random_sample
+from graphpo_agent.engines.verl.rows import moving_rows, weighted_rows
+from tests.engines.graphs import partly_idle, random_sample
 from tests.engines.test_rows import path, with_rows
 
 AGGREGATIONS = ["edge_mean", "token_mean", "sequence_mean", "sequence_sum"]
@@ -78,6 +78,29 @@ def test_advantages_are_those_of_edges_or_of_the_row_times_the_weight():
         assert {tuple(np.round(r, 9)) for r in ratios.T} <= {
             tuple(np.round(a, 9)) for a in two.advantages[:, 1:].T
         }
+
+
+@pytest.mark.parametrize("trajectories", [None, "one_advantage_each", "of_edges"])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_end_with_their_last_advantage_and_lose_none(seed, trajectories):
+    sample = random_sample(seed, num_nodes=14)
+    if trajectories:
+        sample = with_rows(seed, trajectories == "one_advantage_each")
+    whole = weighted_rows(partly_idle(sample, seed), "edge_mean", HORIZON)
+    moving = moving_rows(whole)
+    assert moving.total == whole.total
+    shorter = sum(len(row.token_ids) for row in moving.rows)
+    assert shorter < sum(len(row.token_ids) for row in whole.rows)
+    rest = iter(whole.rows)
+    for row in moving.rows:
+        count = len(row.token_ids)
+        assert row.advantages[:, -1].any() and row.loss_mask[-1]
+        full = next(r for r in rest if r.token_ids[:count].tolist() == row.token_ids.tolist())
+        np.testing.assert_array_equal(full.advantages[:, :count], row.advantages)
+        np.testing.assert_array_equal(full.weights[:count], row.weights)
+        assert not full.advantages[:, count:].any()
+    kept = sum(np.count_nonzero(row.advantages) for row in moving.rows)
+    assert kept == sum(np.count_nonzero(row.advantages) for row in whole.rows)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

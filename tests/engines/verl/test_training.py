@@ -52,7 +52,7 @@ def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -
     for row in rows[1:]:
         assert np.isfinite(row["update/loss"]) and row["update/grad_norm"] > 0
         assert row["update/optimizer_steps"] == 2  # 3 graphs in minibatches of 2
-        assert row["update/rows"] == 3 * row["rollout/terminals"]
+        assert 3 <= row["update/rows"] <= 3 * row["rollout/terminals"]  # those that move weights
         assert row["tokens/generated"] > 0
         # The servers draw with the weights of the trainer, after a step too.
         assert row["verl/training/rollout_probs_diff_max"] < 1e-5
