@@ -147,6 +147,16 @@ def test_gradient_where_half_of_the_edges_have_no_advantage(
     compare(make_model, tokenizer, samples, 1e-12, max_tokens=max_tokens)
 
 
+@pytest.mark.parametrize("max_tokens", [120, 40])
+def test_gradient_where_edges_begin_alike(make_model, tokenizer, monkeypatch, max_tokens):
+    """They are computed once and keep advantages and sampled log-probabilities of their own."""
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
+    samples = [random_sample(seed, num_nodes=4 + 3 * seed, vocab_size=5) for seed in range(5)]
+    batches = pack(samples, 1000)
+    assert sum(len(b.target_ids) for b in batches) < 0.8 * sum(len(b.source) for b in batches)
+    compare(make_model, tokenizer, samples, 1e-12, max_tokens=max_tokens)
+
+
 def test_gradient_of_separate_terms_token_mean_and_asymmetric_clipping(
     make_model, tokenizer, monkeypatch
 ):

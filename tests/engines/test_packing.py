@@ -14,7 +14,7 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from graphpo_agent.engines.local import forward
+from graphpo_agent.engines.local import forward, shared_tokens
 from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.options import ComputeOptions
@@ -64,21 +64,24 @@ def all_paths(samples):
 
 
 def check_packed(samples, batches):
-    """Every trained token once, behind its own path; returns how many tokens must be computed."""
+    """Every trained token once, behind its own path; returns how many tokens must be computed:
+    those that differ in their text or in what precedes it."""
     paths = all_paths(samples)
+    graph = np.repeat(np.arange(len(samples)), [len(sample.token_ids) for sample in samples])
     mask = np.concatenate([sample.loss_mask for sample in samples])
     sources = np.concatenate([batch.source for batch in batches])
     assert sorted(sources) == np.flatnonzero(mask).tolist()
     for batch in batches:
         seen = visible_tokens(batch)
-        for target, predictor, source in zip(
-            batch.target_ids, batch.predictors, batch.source, strict=True
-        ):
+        assert sorted(set(batch.target_of.tolist())) == list(range(len(batch.target_ids)))
+        for target, source in zip(batch.target_of, batch.source, strict=True):
             *path, (_, own) = paths[int(source)]
-            assert own == target
-            assert seen[int(predictor)] == [token for _, token in path]
+            assert own == batch.target_ids[target]
+            predictor = int(batch.predictors[target])
+            assert seen[predictor] == [token for _, token in path]
             assert batch.position_ids[predictor] == len(path) - 1
-    return len({place for source in sources for place, _ in paths[int(source)][:-1]})
+    texts = {(graph[i], tuple(token for _, token in paths[int(i)][:-1])) for i in sources}
+    return len({(g, text[: k + 1]) for g, text in texts for k in range(len(text))})
 
 
 def longest_path(samples):
@@ -91,18 +94,22 @@ def longest_path(samples):
 SHAPES = st.lists(st.tuples(st.integers(0, 999), st.integers(4, 30)), min_size=1, max_size=5)
 
 
+FEW_TOKENS = st.sampled_from([6, 300])
+"""Sizes of a vocabulary; with a small one many edges begin alike."""
+
+
 @settings(max_examples=60, deadline=None)
-@given(SHAPES)
-def test_every_needed_token_is_packed_once_and_sees_its_own_path(shapes):
-    samples = [random_sample(seed, num_nodes) for seed, num_nodes in shapes]
+@given(SHAPES, FEW_TOKENS)
+def test_every_needed_token_is_packed_once_and_sees_its_own_path(shapes, vocabulary):
+    samples = [random_sample(seed, num_nodes, vocabulary) for seed, num_nodes in shapes]
     batches = pack(samples, max_tokens=max(len(sample.token_ids) for sample in samples))
     assert sum(len(batch.token_ids) for batch in batches) == check_packed(samples, batches)
 
 
 @settings(max_examples=60, deadline=None)
-@given(SHAPES, st.integers(0, 60))
-def test_a_large_graph_spans_several_rows_within_the_limit(shapes, room):
-    samples = [random_sample(seed, num_nodes) for seed, num_nodes in shapes]
+@given(SHAPES, FEW_TOKENS, st.integers(0, 60))
+def test_a_large_graph_spans_several_rows_within_the_limit(shapes, vocabulary, room):
+    samples = [random_sample(seed, num_nodes, vocabulary) for seed, num_nodes in shapes]
     limit = longest_path(samples) + room
     batches = pack(samples, limit)
     needed = check_packed(samples, batches)
@@ -186,6 +193,31 @@ def test_what_is_longer_than_its_path_is_a_run_and_the_rest_is_blocks():
     assert runs == {(0, 100 + 300 + 4), (100, 699)}
     blocks = [bucket for bucket in buckets if not bucket.causal]
     assert sum(bucket.own_lengths.sum() for bucket in blocks) == 139 + 29
+
+
+def test_what_edges_begin_with_alike_is_one_token():
+    sample = TrainingSample(
+        "calls",
+        parent=np.array([-1, 0, 0, 1, 2, 0]),
+        offsets=np.array([0, 2, 5, 8, 10, 12, 13]),
+        token_ids=np.array([1, 2, 7, 8, 50, 7, 8, 50, 9, 3, 9, 4, 7]),
+        loss_mask=np.array([0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1], bool),
+        logprobs=np.zeros(13, np.float32),
+        advantages=np.zeros((1, 6)),
+    )
+    (batch,) = pack([sample], 100)
+    check_packed([sample], [batch])
+    assert batch.token_ids.tolist() == [1, 2, 7, 8, 50, 9]
+    assert batch.target_ids.tolist() == [7, 8, 9, 3, 4]
+    assert batch.predictors.tolist() == [1, 2, 4, 5, 5]
+    assert batch.source.tolist() == [2, 3, 5, 6, 8, 9, 10, 11, 12]
+    assert batch.target_of.tolist() == [0, 1, 0, 1, 2, 3, 2, 4, 0]
+
+
+def test_paths_whose_hashes_are_equal_are_told_apart(monkeypatch):
+    monkeypatch.setattr(shared_tokens, "_mixed", lambda values: np.zeros(len(values), np.uint64))
+    sample = long_sample([3, 4, 5], [-1, 0, 0])
+    check_packed([sample], pack([sample], 100))
 
 
 def test_a_stretch_goes_on_through_first_children():

@@ -25,9 +25,9 @@ CASES = {
 }
 
 
-def with_rows(seed, one_advantage_each):
+def with_rows(seed, one_advantage_each, vocab_size=300):
     """A random graph of which most leaves are trained as rows, their advantages of both signs."""
-    sample = random_sample(seed, num_nodes=14)
+    sample = random_sample(seed, num_nodes=14, vocab_size=vocab_size)
     leaves = np.flatnonzero(np.bincount(sample.parent[1:], minlength=14) == 0)
     rows = leaves[:-1]
     advantages = np.random.default_rng(seed).normal(size=len(rows)) if one_advantage_each else None
@@ -83,15 +83,16 @@ def literal_loss(model, samples, objective, aggregation, horizon, reference):
     return torch.stack(graphs).mean()
 
 
+@pytest.mark.parametrize("vocab_size", [300, 5])
 @pytest.mark.parametrize("one_advantage_each", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_the_flat_layout_trains_rows_exactly_also_where_ratios_clip(
-    make_model, tokenizer, monkeypatch, case, one_advantage_each
+    make_model, tokenizer, monkeypatch, case, one_advantage_each, vocab_size
 ):
     monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
     objective, aggregation = CASES[case], "token_mean" if case == "dual" else case
     model = make_model("qwen2", spread=0.3)
-    samples = [with_rows(seed, one_advantage_each) for seed in (1, 2, 3)]
+    samples = [with_rows(seed, one_advantage_each, vocab_size) for seed in (1, 2, 3)]
     samples = [with_rollout_logprobs(model, s, 0.3, seed=i) for i, s in enumerate(samples)]
     oracle, reference = make_model("qwen2", spread=0.3), make_model("qwen2", spread=0.3)
     for one in (oracle, reference):

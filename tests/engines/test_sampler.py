@@ -260,6 +260,27 @@ def test_every_prefix_token_is_computed_once(make_model, tokenizer, rows):
     assert policy.take_prefilled_tokens() == 12
 
 
+def test_the_same_text_behind_the_same_text_is_computed_once(make_model, tokenizer, rows):
+    """Two siblings make the same call and read the same page; a third reads another."""
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompt = [5, 9, 30]
+    root = policy.open(prompt)
+    requests = [SampleRequest(root, seed, 4) for seed in (7, 7, 8)]
+    called = complete(policy, requests, SAMPLING)
+    assert called[0].token_ids == called[1].token_ids != called[2].token_ids
+    policy.take_prefilled_tokens()
+    page = [40, 41, 42]
+    seen = [policy.extend(completion.context, page) for completion in called]
+    passes = forward_passes(model)
+    second = complete(policy, requests_for(seen, 1, 5), SAMPLING)
+    assert policy.take_prefilled_tokens() == 2 * len(page)
+    # The tokens of the two runs: their last sampled ones and the page's.
+    assert passes[0] == 2 * (1 + len(page))
+    for before, completion in zip(called, second, strict=True):
+        check_completion(model, [*prompt, *before.token_ids, *page], completion)
+
+
 def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, tokenizer, rows):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)

@@ -73,11 +73,11 @@ class Run:
 
 
 class ContextTree:
-    """All contexts of a policy since the last release."""
+    """All contexts of a policy since the last release; equal tokens behind a node are one."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
-        self._prompts: dict[tuple[int, ...], int] = {}
+        self._known: dict[tuple[int, bool, tuple[int, ...]], int] = {}
         self._generation = 0
         self._states = torch.empty(0)
         self._num_states = 0
@@ -87,36 +87,32 @@ class ContextTree:
 
     def clear(self) -> None:
         """Forget everything; older handles are refused from now on."""
-        self._nodes, self._prompts = [], {}
+        self._nodes, self._known = [], {}
         self._states, self._num_states = torch.empty(0), 0
         self._generation += 1
 
-    def open(self, token_ids: Sequence[int]) -> LocalContext:
-        """A context that holds a prompt; equal prompts share one."""
-        key = tuple(map(int, token_ids))
-        if key not in self._prompts:
-            self._prompts[key] = len(self._nodes)
-            self._nodes.append(Node(-1, key, False, len(key), np.empty(0, np.int64)))
-        return self._handle(self._prompts[key])
-
     def extend(self, parent: int, token_ids: Sequence[int]) -> LocalContext:
-        """Tokens that the policy did not sample behind a node."""
-        node = self._nodes[parent]
-        pending = tuple(map(int, token_ids))
-        slots = None if node.state is None else node.slots
-        self._nodes.append(Node(parent, pending, False, node.num_tokens + len(pending), slots))
-        return self._handle(len(self._nodes) - 1)
+        """Tokens that the policy did not sample behind a node; -1: a prompt."""
+        key = parent, False, tuple(map(int, token_ids))
+        if key not in self._known:
+            length, slots = 0, np.empty(0, np.int64)
+            if parent >= 0:
+                node = self._nodes[parent]
+                length, slots = node.num_tokens, None if node.state is None else node.slots
+            self._add(key, Node(parent, key[2], False, length + len(key[2]), slots))
+        return self._handle(self._known[key])
 
     def add_sampled(
-        self, parent: int, num_tokens: int, last: int, own_slots: IntArray
+        self, parent: int, token_ids: Sequence[int], own_slots: IntArray
     ) -> LocalContext:
-        """Sampled tokens behind a node, all computed but the ``last``."""
-        before = self._nodes[parent].slots
-        assert before is not None
-        slots = np.concatenate([before, own_slots])
-        length = self._nodes[parent].num_tokens + num_tokens
-        self._nodes.append(Node(parent, (last,), True, length, slots))
-        return self._handle(len(self._nodes) - 1)
+        """Sampled tokens behind a node, all computed but the last."""
+        key = parent, True, tuple(token_ids)
+        if key not in self._known:
+            node = self._nodes[parent]
+            assert node.slots is not None
+            slots, length = np.concatenate([node.slots, own_slots]), len(token_ids)
+            self._add(key, Node(parent, key[2][-1:], True, node.num_tokens + length, slots))
+        return self._handle(self._known[key])
 
     def cut(self, index: int, num_tokens: int, last: int) -> LocalContext:
         """The first tokens of a node's path; they end inside tokens that the policy sampled.
@@ -189,6 +185,10 @@ class ContextTree:
         """[k, d] last hidden states of k computed nodes."""
         states = np.array([self._nodes[index].state for index in nodes], np.int64)
         return self._states[to_device(states, self._states.device)]
+
+    def _add(self, key: tuple[int, bool, tuple[int, ...]], node: Node) -> None:
+        self._known[key] = len(self._nodes)
+        self._nodes.append(node)
 
     def _handle(self, index: int) -> LocalContext:
         return LocalContext(index, self._generation, self._nodes[index].num_tokens)

@@ -1,6 +1,6 @@
 """Log-probabilities and entropies of the trained tokens of a flat row.
 
-Shapes: N tokens of the row, M trained tokens, d hidden size, V vocabulary.
+Shapes: N tokens of the row, K targets, M trained tokens, d hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -111,7 +111,9 @@ def score_tokens(
             use_cache=False,
             flat_layout=layout,
         ).last_hidden_state[0]
-        return _score_blocks(output_head(model), hidden_N_d, batch, temperature, entropy_gradient)
+        scores = _score_blocks(output_head(model), hidden_N_d, batch, temperature, entropy_gradient)
+    target_of = to_device(batch.target_of, device)
+    return TokenScores(scores.logprobs[target_of], scores.entropies[target_of])
 
 
 def _score_blocks(
@@ -121,16 +123,17 @@ def _score_blocks(
     temperature: float,
     entropy_gradient: bool,
 ) -> TokenScores:
+    """Scores [K] of the targets."""
     device = hidden_N_d.device
-    hidden_M_d = hidden_N_d.index_select(0, to_device(batch.predictors, device))
-    targets_M = to_device(batch.target_ids, device)
+    hidden_K_d = hidden_N_d.index_select(0, to_device(batch.predictors, device))
+    targets_K = to_device(batch.target_ids, device)
     block = max(1, max_logits(device.type) // head.weight.shape[0])
     score = partial(token_scores, head, temperature=temperature, entropy_gradient=entropy_gradient)
-    if len(targets_M) <= block:
-        return TokenScores(*score(hidden_M_d, targets_M))
+    if len(targets_K) <= block:
+        return TokenScores(*score(hidden_K_d, targets_K))
     parts = [
         checkpoint(score, hidden, targets, use_reentrant=False)
-        for hidden, targets in zip(hidden_M_d.split(block), targets_M.split(block), strict=True)
+        for hidden, targets in zip(hidden_K_d.split(block), targets_K.split(block), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return TokenScores(torch.cat(logprobs), torch.cat(entropies))

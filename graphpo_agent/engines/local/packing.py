@@ -1,9 +1,10 @@
 """Rollout graphs as flat rows that hold every token once.
 
-Each direct edge is trained once, however many paths run through it (Algorithm 1, stage 4).
-A row is in depth-first order. All index building is array arithmetic over whole rows.
+Each direct edge is trained once, however many paths run through it (Algorithm 1, stage 4), and
+what several edges begin with alike is computed once. A row is in depth-first order. All index
+building is array arithmetic over whole rows.
 
-Shapes: N tokens of a row, M trained tokens of a row.
+Shapes: N tokens of a row, K targets of a row, M trained tokens of a row.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from graphpo_agent.engines.local.arrays import ranges
 from graphpo_agent.engines.local.parts import Part, cut, whole
+from graphpo_agent.engines.local.shared_tokens import shared_tokens
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
@@ -29,9 +31,11 @@ class PackedBatch:
         previous: [N] where in the row the token before it on its path is; -1 at a prompt's first.
         exits: [N] the row is in depth-first order: token j is on the path of token i if and only
             if ``j <= i < exits[j]``.
-        target_ids: [M] the trained tokens; a leaf's last is no part of the row.
-        predictors: [M] positions whose hidden states predict them: the token before on the
+        target_ids: [K] the tokens that are predicted; a leaf's last is no part of the row.
+        predictors: [K] positions whose hidden states predict them: the token before on the
             path, for an edge's first token the last one of its parent.
+        target_of: [M] which of the targets each trained token is: the same one for edges that
+            begin alike.
         source: [M] where each trained token stands in the concatenation of the ``token_ids`` of
             all samples that were given to ``pack``.
     """
@@ -42,6 +46,7 @@ class PackedBatch:
     exits: IntArray
     target_ids: IntArray
     predictors: IntArray
+    target_of: IntArray
     source: IntArray
 
 
@@ -52,11 +57,14 @@ def pack(samples: Sequence[TrainingSample], max_tokens: int) -> list[PackedBatch
     into parts that compute their common ancestors again; a row is longer than ``max_tokens`` only
     where a single path is, and then no longer than the longest path of its graph.
     """
+    if not samples:
+        return []
     starts = np.cumsum([0, *(len(sample.token_ids) for sample in samples)])
+    shared = shared_tokens(samples)
     parts = [
         part
         for sample, start in zip(samples, starts[:-1].tolist(), strict=True)
-        for part in cut(whole(sample, start), max_tokens)
+        for part in cut(whole(sample, start, shared), max_tokens)
         if len(part.trained)
     ]
     if not parts:
@@ -126,24 +134,28 @@ def _pack_row(parts: Sequence[Part], token_ids: IntArray) -> PackedBatch:
     shift = np.cumsum(num_nodes) - num_nodes
     parents = [np.where(p.parent >= 0, p.parent + s, -1) for p, s in zip(parts, shift, strict=True)]
     first = np.concatenate([part.first for part in parts])
-    trained = np.concatenate([part.trained for part in parts])
+    targets = np.concatenate([part.targets for part in parts])
     owner = np.concatenate([part.owner + s for part, s in zip(parts, shift, strict=True)])
+    num_targets = np.array([len(part.targets) for part in parts])
+    ranks = np.cumsum(num_targets) - num_targets
+    target_of = [part.target_of + s for part, s in zip(parts, ranks, strict=True)]
     forest = _forest(np.concatenate(parents), np.concatenate([part.kept for part in parts]))
 
     nodes = np.flatnonzero(forest.lengths)
     nodes = nodes[np.argsort(forest.enters[nodes])]
     node, within = np.repeat(nodes, forest.lengths[nodes]), ranges(forest.lengths[nodes])
     position = forest.starts[node] + within
-    predictors = _before(forest, owner, trained - first[owner])
+    predictors = _before(forest, owner, targets - first[owner])
     assert (predictors >= 0).all(), "the first token of a prompt cannot be trained"
     return PackedBatch(
         token_ids[first[node] + within],
         position,
         _before(forest, node, within),
         forest.exits[node],
-        token_ids[trained],
+        token_ids[targets],
         predictors,
-        trained,
+        np.concatenate(target_of),
+        np.concatenate([part.trained for part in parts]),
     )
 
 

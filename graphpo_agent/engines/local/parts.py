@@ -1,10 +1,11 @@
 """Which tokens a flat row must compute, and how a large graph is cut into several rows.
 
 A token has to be computed only if a trained token follows it on some path: the last token of every
-leaf, and everything after the last trained token of a path, are left out. A graph of more tokens
-than a row may hold is cut in depth-first order; each part computes the ancestors of its edges
-again as context, and every trained token is trained in exactly one part, so that the gradient is
-that of the whole graph.
+leaf, and everything after the last trained token of a path, are left out. What follows the same
+text is one token (``shared_tokens.py``), so that the nodes of a part are stretches of a trie. A
+graph of more tokens than a row may hold is cut in depth-first order; each part computes the
+ancestors of its nodes again as context, and every trained token is trained in exactly one part, so
+that the gradient is that of the whole graph.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphpo_agent.engines.local.shared_tokens import SharedTokens
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
@@ -20,32 +22,39 @@ __all__ = ["Part", "cut", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some edges of one graph with all their ancestors.
+    """Some stretches of one graph with all their ancestors.
 
-    Example: the whole of prompt ``[5, 6]`` and, behind it, the trained edges ``[7]``, ``[8, 9]``::
+    Example: the whole of prompt ``[5, 6]`` and, behind it, the trained edges ``[7]``, ``[8, 9]``
+    and ``[8, 3]``, whose first token is that of the second::
 
-        parent  = [-1, 0, 0]
-        first   = [0, 2, 3]
-        lengths = [2, 1, 2]
-        kept    = [2, 0, 1]    # no trained token follows 7 and 9
-        trained = [2, 3, 4]
-        owner   = [1, 2, 2]
+        parent    = [-1, 0, 0, 2, 2]
+        first     = [0, 2, 3, 4, 6]
+        lengths   = [2, 1, 1, 1, 1]
+        kept      = [2, 0, 1, 0, 0]    # no trained token follows 7, 9 and 3
+        targets   = [2, 3, 4, 6]
+        owner     = [1, 2, 3, 4]
+        trained   = [2, 3, 4, 5, 6]
+        target_of = [0, 1, 2, 1, 3]
 
     Attributes:
         parent: [nodes] within the part; -1 at the root. Parents come before children.
         first: [nodes] where the tokens of each node start in all samples' tokens, joined.
         lengths: [nodes] tokens of each node.
         kept: [nodes] how many of them are computed, from the first on.
-        trained: [M] places, in all samples' tokens, of the tokens that this part trains.
-        owner: [M] their nodes.
+        targets: [K] places, in all samples' tokens, of the tokens that are predicted; ascending.
+        owner: [K] their nodes.
+        trained: [M] places of the tokens that this part trains.
+        target_of: [M] which of the targets each of them is.
     """
 
     parent: IntArray
     first: IntArray
     lengths: IntArray
     kept: IntArray
-    trained: IntArray
+    targets: IntArray
     owner: IntArray
+    trained: IntArray
+    target_of: IntArray
 
     @property
     def num_tokens(self) -> int:
@@ -53,12 +62,37 @@ class Part:
         return int(self.kept.sum())
 
 
-def whole(sample: TrainingSample, start: int) -> Part:
-    """All of a sample whose tokens start at ``start`` of all samples' tokens, joined."""
-    lengths = np.diff(sample.offsets)
+def whole(sample: TrainingSample, start: int, shared: SharedTokens) -> Part:
+    """All of a sample.
+
+    Args:
+        sample: one graph.
+        start: where its tokens start in all samples' tokens, joined.
+        shared: of all these.
+    """
+    num_tokens = len(sample.token_ids)
+    same, previous = (
+        places[start : start + num_tokens] - start for places in (shared.same, shared.previous)
+    )
+    distinct = np.flatnonzero(same == np.arange(num_tokens))
+    before = np.maximum(previous[distinct], -1)
+    followers = np.bincount(before[before >= 0], minlength=num_tokens)
+    goes_on = (before >= 0) & (before == distinct - 1) & (followers[before] == 1)
+    node_of = np.zeros(num_tokens, np.int64)
+    node_of[distinct] = np.cumsum(~goes_on) - 1
+    starts = np.flatnonzero(~goes_on)
+    above = before[starts]
     trained = np.flatnonzero(sample.loss_mask)
-    owner = np.repeat(np.arange(len(lengths)), lengths)[trained]
-    return _part(sample.parent, sample.offsets[:-1] + start, lengths, trained + start, owner)
+    targets, target_of = np.unique(same[trained], return_inverse=True)
+    return _part(
+        np.where(above >= 0, node_of[above], -1),
+        distinct[starts] + start,
+        np.diff(starts, append=len(distinct)),
+        targets + start,
+        node_of[targets],
+        trained + start,
+        target_of,
+    )
 
 
 def cut(part: Part, max_tokens: int) -> Iterator[Part]:
@@ -96,16 +130,22 @@ def _best_cut(above: IntArray, covered: IntArray) -> int:
 
 
 def _part(
-    parent: IntArray, first: IntArray, lengths: IntArray, trained: IntArray, owner: IntArray
+    parent: IntArray,
+    first: IntArray,
+    lengths: IntArray,
+    targets: IntArray,
+    owner: IntArray,
+    trained: IntArray,
+    target_of: IntArray,
 ) -> Part:
-    """A part; tokens are kept up to the last trained one, and all those of its ancestors."""
+    """A part; tokens are kept up to the last target, and all those of its ancestors."""
     kept = np.zeros_like(lengths)
-    kept[owner] = trained - first[owner]  # ascending, so that the last of an edge stays
+    kept[owner] = targets - first[owner]  # ascending, so that the last of a node stays
     ancestors = _unique_parents(parent, owner)
     while len(ancestors):
         kept[ancestors] = lengths[ancestors]
         ancestors = _unique_parents(parent, ancestors)
-    return Part(parent, first, lengths, kept, trained, owner)
+    return Part(parent, first, lengths, kept, targets, owner, trained, target_of)
 
 
 def _unique_parents(parent: IntArray, nodes: IntArray) -> IntArray:
@@ -139,7 +179,7 @@ def _with_ancestors(part: Part, nodes: IntArray) -> Part:
     """The part that trains ``nodes``."""
     marked = np.zeros(len(part.parent), np.bool_)
     marked[nodes] = True
-    trains = marked[part.owner]
+    predicts = marked[part.owner]
     ancestors = _unique_parents(part.parent, nodes)
     while len(ancestors):
         marked[ancestors] = True
@@ -147,10 +187,13 @@ def _with_ancestors(part: Part, nodes: IntArray) -> Part:
     members = np.flatnonzero(marked)
     place = np.cumsum(marked) - 1
     parent = part.parent[members]
+    trains = predicts[part.target_of]
     return _part(
         np.where(parent >= 0, place[parent], -1),
         part.first[members],
         part.lengths[members],
+        part.targets[predicts],
+        place[part.owner[predicts]],
         part.trained[trains],
-        place[part.owner[trains]],
+        (np.cumsum(predicts) - 1)[part.target_of[trains]],
     )

@@ -111,10 +111,13 @@ class LocalPolicy:
         """A context that holds a prompt; equal prompts share one."""
         if not len(token_ids):
             raise ValueError("a prompt needs at least one token")
-        return self._contexts.open(token_ids)
+        return self._contexts.extend(-1, token_ids)
 
     def extend(self, context: Context, token_ids: Sequence[int]) -> Context:
-        """``context`` followed by tokens that the policy did not sample."""
+        """``context`` followed by tokens that the policy did not sample.
+
+        The same tokens again, behind the same text, are not computed again.
+        """
         if not len(token_ids):
             return context
         return self._contexts.extend(self._contexts.index(context), token_ids)
@@ -353,7 +356,7 @@ class LocalPolicy:
 
     def _completion(self, drawn: Drawn, own: IntArray) -> Completion:
         tokens = drawn.token_ids
-        context = self._contexts.add_sampled(drawn.continuation.node, len(tokens), tokens[-1], own)
+        context = self._contexts.add_sampled(drawn.continuation.node, tokens, own)
         return Completion(tokens, drawn.logprobs, drawn.reason, context)
 
     def _slots(self, node: int) -> IntArray:
