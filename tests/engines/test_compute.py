@@ -15,6 +15,7 @@ from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.token_weights import moving_tokens
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import SampleRequest, SamplingParams
@@ -205,7 +206,7 @@ def test_the_sampler_multiplies_in_bfloat16_too(make_model, tokenizer):
             token_ids=np.array([*prompt, *drawn.token_ids]),
             loss_mask=np.arange(10 + len(drawn.token_ids)) >= 10,
             logprobs=np.array([np.nan] * 10 + [*drawn.logprobs], np.float32),
-            advantages=np.zeros((1, 2)),
+            advantages=np.ones((1, 2)),
         )
         return engine.update([sample], 0)["update/mismatch"]
 
@@ -253,7 +254,8 @@ def test_the_first_minibatch_needs_no_pass_of_its_own(make_model, tokenizer):
         engine.update(SAMPLES, 0)
         return sum(sizes)
 
-    once = sum(len(batch.token_ids) for batch in pack(SAMPLES, 10_000))
+    moving = [replace(sample, loss_mask=moving_tokens(sample)) for sample in SAMPLES]
+    once = sum(len(batch.token_ids) for batch in pack(moving, 10_000))
     assert tokens_computed(5) == once
     assert tokens_computed(5, epochs=2) == 2 * once
     assert once < tokens_computed(3) < 2 * once

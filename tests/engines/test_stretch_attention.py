@@ -19,7 +19,7 @@ def star(num_answers, prompt=5, answer=2):
         "star",
         parent,
         offsets,
-        np.arange(num_tokens) % 7,
+        np.arange(num_tokens),
         np.arange(num_tokens) >= prompt,
         np.zeros(num_tokens, np.float32),
         np.ones((1, len(parent))),

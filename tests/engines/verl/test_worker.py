@@ -47,8 +47,9 @@ def test_rows_hold_each_trained_token_of_the_graph(
 ) -> None:
     group = "method.group_size=6" if "grpo" in method else "method.efficiency_weight=0.1"
     method = f"method={method.replace('grpo}', 'grpo, group_size: 6}')}"
+    every = "update.entropy_coefficient=0.01"  # gives every token a gradient
     worker, policy, tasks = made(
-        reach, tmp_path, method, group, "update.loss_aggregation=token_mean"
+        reach, tmp_path, method, group, "update.loss_aggregation=token_mean", every
     )
     grown = [worker.grow(policy, task, step=1) for task in tasks[:4]]
     signal = [one for one in grown if one.total]
@@ -62,6 +63,12 @@ def test_rows_hold_each_trained_token_of_the_graph(
         # Without a weight of its own, the advantages of whole trajectories are centred.
         assert any((row.advantages != 0).any() for row in one.rows)
         assert one.metrics["credit/nonzero"] > 0
+    # Without a term that moves every token, rows end with their last advantage.
+    moving = replace(worker, moves_all=False)
+    for one, task in zip(grown, tasks, strict=False):
+        shorter = moving.grow(policy, task, step=1)
+        assert shorter.total == one.total and len(shorter.rows) <= len(one.rows)
+        assert all(row.advantages[:, -1].any() for row in shorter.rows if shorter.total)
     again = worker.grow(policy, tasks[0], step=1)
     np.testing.assert_array_equal(again.rows[0].token_ids, grown[0].rows[0].token_ids)
     other = worker.grow(policy, tasks[0], step=2)
