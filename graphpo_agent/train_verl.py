@@ -86,8 +86,6 @@ class RunWorker:
         metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
         sample = training_sample(rollout.graph, credit)
         rows = weighted_rows(sample, self.aggregation, self.horizon)
-        if not self.moves_all:
-            rows = moving_rows(rows)
         if not credit.has_signal or not rows.rows:
             outage = self._outage(rollout, policy.tokenizer)
             return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, outage=outage)
@@ -95,7 +93,8 @@ class RunWorker:
         if derive_seed(step, task.id) % self.prompts_per_step == 0:  # about one a step
             named = replace(rollout.graph, id=f"step-{step}/{task.id}")
             line = graph_to_json(named, credit.classes)
-        return GrownGraph(rows.rows, rows.total, metrics, line)
+        trained = rows.rows if self.moves_all else moving_rows(rows.rows)
+        return GrownGraph(trained or [_untrained(rollout, self.terms)], rows.total, metrics, line)
 
     def _outage(self, rollout: Rollout, tokenizer: Tokenizer) -> str | None:
         """Why all paths of a graph were dropped."""

@@ -77,7 +77,7 @@ def test_programs_that_fail(reward, tests, program):
 
 
 def test_what_a_response_is_worth_and_what_is_counted():
-    reward = CodeReward(seconds=1.0)
+    reward = CodeReward(seconds=3.0)
     task = Task("t", "q", (), {"tests": ProgramTests((("", "3"),)).packed()})
     assert reward(task, Outcome(answered("print(3)"))) == 1.0
     assert reward(task, Outcome(answered("print(4)"))) == 0.0

@@ -73,7 +73,10 @@ class Run:
 
 
 class ContextTree:
-    """All contexts of a policy since the last release; equal tokens behind a node are one."""
+    """All contexts of a policy since the last release.
+
+    The same tokens sampled, or given, behind a node again are the same node.
+    """
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []

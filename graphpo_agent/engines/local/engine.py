@@ -124,7 +124,7 @@ class LocalEngine:
         them.
 
         Returns:
-            ``update/loss``; means over the tokens that have a gradient, left out where none has:
+            ``update/loss`` and means over the tokens that have a gradient, left out where none has:
             ``update/entropy`` (nats), ``update/kl`` (k3 estimate of the divergence from the policy
             that sampled), ``update/reference_kl`` (with a reference model) and
             ``update/clip_fraction`` (some of whose gradient is cut);

@@ -113,7 +113,8 @@ def score_tokens(
         ).last_hidden_state[0]
         scores = _score_blocks(output_head(model), hidden_N_d, batch, temperature, entropy_gradient)
     target_of = to_device(batch.target_of, device)
-    return TokenScores(scores.logprobs[target_of], scores.entropies[target_of])
+    of_trained = (x.index_select(0, target_of) for x in (scores.logprobs, scores.entropies))
+    return TokenScores(*of_trained)
 
 
 def _score_blocks(

@@ -156,6 +156,7 @@ def _unique_parents(parent: IntArray, nodes: IntArray) -> IntArray:
 
 def _depth_first(parent: IntArray) -> IntArray:
     """[nodes] every node followed by its subtree, siblings in their order."""
+    assert (parent[1:] >= 0).all(), "a prompt has tokens"
     children: list[list[int]] = [[] for _ in parent]
     for v in range(len(parent) - 1, 0, -1):
         children[parent[v]].append(v)

@@ -116,7 +116,7 @@ class LocalPolicy:
     def extend(self, context: Context, token_ids: Sequence[int]) -> Context:
         """``context`` followed by tokens that the policy did not sample.
 
-        The same tokens again, behind the same text, are not computed again.
+        The same tokens behind the same context again are not computed again.
         """
         if not len(token_ids):
             return context

@@ -7,6 +7,7 @@ Nothing here imports verl.
 Shapes: L tokens of a row, n nodes of the sample, A advantage terms.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,15 +112,14 @@ def weighted_rows(
     )
 
 
-def moving_rows(rows: WeightedRows) -> WeightedRows:
+def moving_rows(rows: Sequence[WeightedRow]) -> list[WeightedRow]:
     """The rows up to their last token with an advantage; without those that have none.
 
     What is left out has neither loss nor gradient, unless the objective has terms of its own
     (a divergence, entropy).
     """
-    moving = [(row, np.flatnonzero((row.advantages != 0.0).any(axis=0))) for row in rows.rows]
-    kept = [_first(row, places[-1] + 1) for row, places in moving if len(places)]
-    return WeightedRows(kept, rows.total)
+    moving = [(row, np.flatnonzero((row.advantages != 0.0).any(axis=0))) for row in rows]
+    return [_first(row, places[-1] + 1) for row, places in moving if len(places)]
 
 
 def _first(row: WeightedRow, count: int) -> WeightedRow:

@@ -70,7 +70,7 @@ def rows_loss(model, reference, samples, objective, aggregation, ranks):
     )
     made = [weighted_rows(sample, aggregation, HORIZON) for sample in samples]
     if not objective.moves_all:
-        made = [moving_rows(one) for one in made]
+        made = [replace(one, rows=moving_rows(one.rows)) for one in made]
     divisor = max(sum(one.total for one in made), 1.0)
     rows = [row for one in made for row in one.rows]
     graph = [i for i, one in enumerate(made) for _ in one.rows]
