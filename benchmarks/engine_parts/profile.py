@@ -43,6 +43,7 @@ RULES = (
     ("index building", "/engines/local/packing.py"),
     ("index building", "/engines/local/parts.py"),
     ("index building", "/engines/local/pieces.py"),
+    ("index building", "/engines/local/shared_tokens.py"),
     ("drawing tokens", "/engines/local/drawing.py"),
     ("keys and values moved", "/engines/local/cache.py"),
     ("weights copied for sampling", "/engines/local/sampling_weights.py"),
@@ -209,7 +210,7 @@ def _page(result: dict[str, Any]) -> list[str]:
         "",
         f"Rollout and update of a step: {result['step_seconds']:.2f} s (median, wall). Python "
         f"bookkeeping: **{result['bookkeeping']:.1%}**. Prompt and observation tokens prefilled: "
-        f"{result['prefilled']:,}; those there are: {result['unique']:,.0f}.",
+        f"{result['prefilled']:,}; those the graphs hold: {result['unique']:,.0f}.",
         "",
         *table(result["rows"], names),
     ]
