@@ -496,8 +496,8 @@ def test_loading_what_is_no_checkpoint_is_one_line(make_model, tokenizer, tmp_pa
         other.load_checkpoint(tmp_path / "step")
 
 
-def last_followed(sample, counted):
-    """By definition: the tokens that a token of ``counted`` follows on some path."""
+def tokens_to_compute(sample, counted):
+    """How many tokens one of ``counted`` follows on some path, by definition."""
     needed = 0
     below = {
         v: [u for u in range(len(sample.parent)) if sample.parent[u] == v]
@@ -532,8 +532,8 @@ def test_only_what_leads_to_a_token_that_moves_the_weights_is_computed(
 
     model.base_model.register_forward_pre_hook(count, with_kwargs=True)
     metrics = engine.update(samples, 0)
-    by_advantage = sum(last_followed(s, moving_tokens(s)) for s in samples)
-    trained = sum(last_followed(s, s.loss_mask) for s in samples)
+    by_advantage = sum(tokens_to_compute(s, moving_tokens(s)) for s in samples)
+    trained = sum(tokens_to_compute(s, s.loss_mask) for s in samples)
     assert by_advantage < 0.9 * trained
     assert sum(computed) == (by_advantage if objective == Objective() else trained)
     assert np.isfinite(list(metrics.values())).all()

@@ -27,11 +27,7 @@ from graphpo_agent.engines.local.options import (
 )
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
-from graphpo_agent.engines.local.token_weights import (
-    TokenWeights,
-    moving_tokens,
-    token_weights,
-)
+from graphpo_agent.engines.local.token_weights import TokenWeights, moving_tokens, token_weights
 from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import GraphError
@@ -127,11 +123,10 @@ class LocalEngine:
             ``update/loss`` and means over the tokens that have a gradient, left out where none has:
             ``update/entropy`` (nats), ``update/kl`` (k3 estimate of the divergence from the policy
             that sampled), ``update/reference_kl`` (with a reference model) and
-            ``update/clip_fraction`` (some of whose gradient is cut);
-            ``update/grad_norm`` (before clipping),
-            ``update/learning_rate``, ``update/optimizer_steps``;
-            where the rollout recorded log-probabilities and they are recomputed,
-            ``update/mismatch`` (mean distance of the two) and ``update/mismatch_kl`` (k3).
+            ``update/clip_fraction`` (some of whose gradient is cut); ``update/grad_norm`` (before
+            clipping), ``update/learning_rate``, ``update/optimizer_steps``; where the rollout
+            recorded log-probabilities and they are recomputed, ``update/mismatch`` (mean distance
+            of the two) and ``update/mismatch_kl`` (k3).
 
         Raises:
             GraphError: log-probabilities of the rollout are asked for and missing.

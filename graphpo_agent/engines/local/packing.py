@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphpo_agent.engines.local.arrays import ranges
+from graphpo_agent.engines.local.arrays import levels, ranges
 from graphpo_agent.engines.local.parts import Part, cut, whole
 from graphpo_agent.engines.local.shared_tokens import shared_tokens
 from graphpo_agent.graph.arrays import IntArray
@@ -111,20 +111,17 @@ def _forest(parent: IntArray, lengths: IntArray) -> _Forest:
     while (empty := (parent >= 0) & (lengths[parent] == 0)).any():
         parent = np.where(empty, parent[parent], parent)
     starts, subtree = np.zeros_like(lengths), lengths.copy()
-    levels: list[IntArray] = []
-    ancestor, below = parent, np.arange(len(parent))
-    while len(below):
-        levels.append(below[ancestor < 0])
-        below, ancestor = below[ancestor >= 0], ancestor[ancestor >= 0]
-        starts[below] += lengths[ancestor]
-        np.add.at(subtree, ancestor, lengths[below])
-        ancestor = parent[ancestor]
+    _, *below = levels(parent)
+    for level in below:
+        starts[level] = starts[parent[level]] + lengths[parent[level]]
+    for level in reversed(below):
+        np.add.at(subtree, parent[level], subtree[level])
     order = np.lexsort((np.arange(len(parent)), parent))
     before = np.cumsum(subtree[order]) - subtree[order]
     new_family = np.diff(parent[order], prepend=-2) != 0
     enters = np.empty_like(lengths)
     enters[order] = before - before[new_family][np.cumsum(new_family) - 1]
-    for level in levels[1:]:
+    for level in below:
         enters[level] += enters[parent[level]] + lengths[parent[level]]
     return _Forest(parent, lengths, starts, enters, enters + subtree)
 

@@ -9,13 +9,13 @@ Paths are told apart by a rolling hash, and what it calls the same is compared.
 Shapes: N tokens of all samples, joined; n nodes of all samples.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.engines.local.arrays import ranges
+from graphpo_agent.engines.local.arrays import levels, ranges
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
@@ -73,7 +73,7 @@ def _paths(parent: IntArray, lengths: IntArray, token_ids: IntArray) -> tuple[In
     above = np.full(len(parent), -1)
     carried = _mixed(-1 - np.arange(len(parent)))  # of the roots, each its own
     whole = np.empty_like(carried)
-    for nodes in _levels(parent):
+    for nodes in levels(parent):
         up = parent[nodes]
         if (up >= 0).all():
             carried[nodes] = whole[up]
@@ -82,15 +82,6 @@ def _paths(parent: IntArray, lengths: IntArray, token_ids: IntArray) -> tuple[In
     node = np.repeat(np.arange(len(parent)), lengths)
     begun = (sums[1:] - sums[(ends - lengths)[node]]) * powers[:-1]
     return above, carried[node] * powers[ranges(lengths) + 1] + begun
-
-
-def _levels(parent: IntArray) -> Iterator[IntArray]:
-    """The roots, their children, and so on."""
-    below, ancestor = np.arange(len(parent)), parent
-    while len(below):
-        yield below[ancestor < 0]
-        below, ancestor = below[ancestor >= 0], ancestor[ancestor >= 0]
-        ancestor = parent[ancestor]
 
 
 def _powers(base: int, count: int) -> _HashArray:
