@@ -28,6 +28,8 @@ class VerlEngineConfig(Strict):
     """Memory of a server for keys and values on a CPU."""
     grower_processes: Positive = 8
     """Each has tools, embedder and verifier of its own and grows its share of a step's graphs."""
+    share_prefixes: bool = True
+    """The update computes what rows begin with alike once; off: as verl does, row by row."""
     ray_address: str | None = None
     """A Ray cluster that runs, ``auto`` or its address; None: one is started on this machine."""
     patience_minutes: Size = 120.0

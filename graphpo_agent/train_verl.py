@@ -22,12 +22,17 @@ from graphpo_agent.build import (
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.drawing import StopFinder
-from graphpo_agent.engines.local.model import dropouts, model_config
+from graphpo_agent.engines.local.model import dropouts, full_attention_limit, model_config
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
 from graphpo_agent.engines.verl.rows import WeightedRow, moving_rows, weighted_rows
-from graphpo_agent.engines.verl.settings import advantage_terms, verl_engine, verl_settings
+from graphpo_agent.engines.verl.settings import (
+    advantage_terms,
+    check_sharing,
+    verl_engine,
+    verl_settings,
+)
 from graphpo_agent.engines.verl.worker import GrownGraph
 from graphpo_agent.errors import ConfigError, RunError, ToolError, first_line
 from graphpo_agent.evals.heldout import check_outages, leaves
@@ -180,13 +185,28 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
     if training:
         build_tasks(config)
         HfTokenizer.load(config.model.path)
-    validate(_composed(config, Path(config.output)))
+        _check_attention(config)
+    composed = _composed(config, Path(config.output))
+    validate(composed)
+    if engine.share_prefixes:
+        check_sharing(composed)
     gpus = engine.nodes * engine.gpus_per_node
     return [
         f"verl: {engine.nodes} × {engine.gpus_per_node} GPUs, FSDP2 over all of them, "
         f"{gpus // engine.tensor_parallel} vLLM servers, {engine.grower_processes} processes that "
         "grow graphs; verl's configuration composes"
     ]
+
+
+def _check_attention(config: RunConfig) -> None:
+    """Raise ConfigError where contexts may be longer than our engine's attention reaches."""
+    engine, limit = verl_engine(config), full_attention_limit(model_config(config.model.path))
+    if engine.share_prefixes and limit is not None and limit < engine.max_context_tokens:
+        raise ConfigError(
+            f"model {config.model.path} attends to {limit} tokens at most, fewer than "
+            f"engine.max_context_tokens {engine.max_context_tokens}: lower that, or set "
+            "engine.share_prefixes=false"
+        )
 
 
 def _composed(
@@ -230,7 +250,7 @@ def train_through_verl(
     try:
         launch(
             _composed(config, run.path, resume, dropped),
-            environment(device, engine.kv_cache_gib),
+            environment(device, engine.kv_cache_gib, engine.share_prefixes),
             engine.ray_address,
             gpus,
             watch,

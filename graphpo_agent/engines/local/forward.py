@@ -28,7 +28,15 @@ from graphpo_agent.engines.local.token_scores import token_scores
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["TokenScores", "check_flat_layout", "flat_passes", "max_logits", "score_tokens"]
+__all__ = [
+    "KERNELS",
+    "TokenScores",
+    "check_flat_layout",
+    "check_scores",
+    "flat_passes",
+    "max_logits",
+    "score_tokens",
+]
 
 
 def max_logits(device_type: str) -> int:
@@ -39,7 +47,7 @@ def max_logits(device_type: str) -> int:
     return 2**26 if device_type == "cpu" else 2**28
 
 
-_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN's, which takes long to prepare for every new shape; each row has its own."""
 
 
@@ -69,7 +77,7 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
     """
     layers = _checkpointed_layers(model) if compute.checkpoint_layers else []
     compiled = _compiled_layers(model) if compute.compile_layers else nullcontext()
-    with attention(model, "graphpo_flat"), compiled, sdpa_kernel(_KERNELS):
+    with attention(model, "graphpo_flat"), compiled, sdpa_kernel(KERNELS):
         # A layer is computed again only where it is called in training mode; inside, it and its
         # parts are in evaluation mode: nothing is dropped.
         hooks = [hook for layer in layers for hook in _computed_as_evaluated(layer)]
@@ -218,10 +226,23 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
             flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
         rows = to_device(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]], model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast):
-            logits = model(input_ids=rows, use_cache=False).logits[:, 2:4]
-    expected = logits.to(flat.dtype).log_softmax(-1).gather(2, rows[:, 3:, None]).flatten()
+            logits = model(input_ids=rows, use_cache=False).logits
+    check_scores(model, flat, rows, logits)
+
+
+def check_scores(model: PreTrainedModel, flat: Tensor, rows: Tensor, logits: Tensor) -> None:
+    """Raise ``ModelError`` where a flat row does not give what the model itself gives.
+
+    Args:
+        model: named in the message.
+        flat: [B * 2] log-probabilities of the last two tokens of each row.
+        rows: [B, L] token ids.
+        logits: [B, L, V] of the model for these rows.
+    """
+    before = logits[:, -3:-1]
+    expected = before.to(flat.dtype).log_softmax(-1).gather(2, rows[:, -2:, None]).flatten()
     # Rounding grows with the logits: a few units in their last place.
-    unit = max(1e-4, torch.finfo(logits.dtype).eps) * float(logits.abs().max())
+    unit = max(1e-4, torch.finfo(logits.dtype).eps) * float(before.abs().max())
     if not torch.allclose(flat, expected, rtol=0.0, atol=max(1e-3, 4 * unit)):
         raise ModelError(
             f"model {model.name_or_path} ({type(model).__name__}) changes its attention or its "

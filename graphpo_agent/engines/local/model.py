@@ -22,6 +22,7 @@ __all__ = [
     "computable",
     "context_limit",
     "dropouts",
+    "full_attention_limit",
     "head_dim",
     "load_model",
     "model_config",
@@ -223,14 +224,30 @@ def head_dim(config: PretrainedConfig) -> int:
 
 
 def context_limit(config: PretrainedConfig) -> int:
+    """The longest context, in tokens, that a model is made for and the flat layout can express.
+
+    Raises:
+        ModelError: the config states no maximum, or has layers that are not attention.
+    """
+    limit = full_attention_limit(config)
+    if not hasattr(config, "max_position_embeddings"):
+        raise ModelError(
+            f"model {config.name_or_path}: config.json has no max_position_embeddings; add it"
+        )
+    most = int(config.max_position_embeddings)
+    return most if limit is None else min(most, limit)
+
+
+def full_attention_limit(config: PretrainedConfig) -> int | None:
     """The longest context, in tokens, in which every layer attends to every earlier token.
 
     A layer with a sliding window does so up to the window's length. LongRoPE turns all positions
     of a pass another way as soon as one of them is beyond the original context, so that what a
-    token gets would depend on what else is computed: its limit is the original context.
+    token gets would depend on what else is computed: its limit is the original context. None:
+    neither is there.
 
     Raises:
-        ModelError: the config states no maximum, or has layers that are not attention.
+        ModelError: the config has layers that are not attention.
     """
     values = config.to_dict()
     kinds = set(values.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
@@ -239,13 +256,8 @@ def context_limit(config: PretrainedConfig) -> int:
             f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
             "supported; use a model with plain attention in every layer"
         )
-    if not hasattr(config, "max_position_embeddings"):
-        raise ModelError(
-            f"model {config.name_or_path}: config.json has no max_position_embeddings; add it"
-        )
-    limits = [int(config.max_position_embeddings), *_long_rope_limits(values)]
     window = int(values.get("sliding_window") or 0)  # 0, as Qwen2-MoE has it, is none
-    return min([*limits, window] if window else limits)
+    return min([*_long_rope_limits(values), *([window] if window else [])], default=None)
 
 
 def _long_rope_limits(values: Mapping[str, Any]) -> list[int]:

@@ -110,12 +110,13 @@ def validate(config: Any) -> None:
         raise ConfigError(f"verl refuses its configuration: {_line(error)}") from error
 
 
-def environment(device: str, kv_cache_gib: float) -> dict[str, str]:
+def environment(device: str, kv_cache_gib: float, shares_prefixes: bool) -> dict[str, str]:
     """Environment variables of all processes of a run.
 
     Args:
         device: ``cuda`` or ``cpu``.
         kv_cache_gib: memory of a server for keys and values, on a CPU.
+        shares_prefixes: whether our engine (``engine.py``) updates instead of verl's.
     """
     here = Path(__file__).parent
     paths = [str(here / "cpu_start")] if device == "cpu" else []
@@ -126,6 +127,8 @@ def environment(device: str, kv_cache_gib: float) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     }
+    if shares_prefixes:
+        variables["VERL_ENGINE_VENDOR"] = "graphpo"  # under which it is registered
     if device == "cpu":
         variables |= {
             "VERL_PLATFORM": "cpu",

@@ -22,6 +22,7 @@ from verl.experimental.agent_loop.agent_loop import (
 
 from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
 from graphpo_agent.engines.verl.rows import WeightedRow
+from graphpo_agent.engines.verl.shared_rows import text_order
 from graphpo_agent.engines.verl.worker import GraphWorker, task_from_line
 from graphpo_agent.errors import GraphPOError, first_line
 from graphpo_agent.named import callable_of
@@ -122,7 +123,7 @@ class GraphLoop(_Loop):
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride] (verl takes lists too)
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> list[_Row]:
-        """The graph's rows; the first one brings the graph's metrics.
+        """The graph's rows in text order; the first one brings the graph's metrics.
 
         What ends a run comes back as a row too: the trainer raises.
         """
@@ -142,11 +143,14 @@ class GraphLoop(_Loop):
         except Exception as error:  # verl would leave the prompt out without a word
             note = {"total": 0.0, "error": _told(error)}
             return [self._row(_nothing(terms), 0.0, versions, note)]
-        notes: list[dict[str, Any]] = [{"total": grown.total} for _ in grown.rows]
+        order, added = text_order([row.token_ids for row in grown.rows])
+        notes: list[dict[str, Any]] = [{"total": grown.total, "added": more} for more in added]
         notes[0] |= {"metrics": grown.metrics, "line": grown.line, "outage": grown.outage}
         reward = grown.metrics.get("reward/mean", 0.0)
-        rows = zip(grown.rows, notes, strict=True)
-        return [self._row(row, reward, versions, note) for row, note in rows]
+        return [
+            self._row(grown.rows[i], reward, versions, note)
+            for i, note in zip(order, notes, strict=True)
+        ]
 
 
 @register("graphpo_heldout")

@@ -18,12 +18,21 @@ from graphpo_agent.engines.local.adapter_files import under_adapters
 from graphpo_agent.engines.minibatches import num_minibatches
 from graphpo_agent.errors import ConfigError
 
-__all__ = ["advantage_terms", "check_settings", "verl_engine", "verl_settings"]
+__all__ = ["advantage_terms", "check_settings", "check_sharing", "verl_engine", "verl_settings"]
 
 _NEVER = 1e9
 """A dual clip that never takes hold: verl's ratios end at exp(20) = 5e8."""
 _SYNC_SECONDS = 600.0
 """How long the servers may take to take new weights."""
+_PLAIN_ATTENTION = {
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+}
+"""A model without flash-attn's kernels."""
+_SHARING = {"actor_rollout_ref.model.external_lib": "graphpo_agent.engines.verl.engine"} | (
+    _PLAIN_ATTENTION
+)
+"""Loads our engine, which brings its own attention."""
 _CPU_WORKER = "graphpo_agent.engines.verl.cpu_vllm.CpuWorkerExtension"
 
 
@@ -81,6 +90,32 @@ def check_settings(config: RunConfig) -> None:
             raise ConfigError(f"engine.kind verl: {reason}")
 
 
+def check_sharing(composed: Any) -> None:
+    """Check that verl's whole configuration leaves the update to our engine.
+
+    Args:
+        composed: see ``launch.compose``.
+
+    Raises:
+        ConfigError: an override asks for what only verl's own engine does.
+    """
+    part = composed.actor_rollout_ref
+    for name, value, wanted in (
+        ("actor.strategy", part.actor.strategy, "fsdp2"),
+        (
+            "actor.fsdp_config.ulysses_sequence_parallel_size",
+            part.actor.fsdp_config.ulysses_sequence_parallel_size,
+            1,
+        ),
+        ("model.use_fused_kernels", part.model.use_fused_kernels, False),
+    ):
+        if value != wanted:
+            raise ConfigError(
+                f"engine.overrides: with actor_rollout_ref.{name}={value} rows cannot share their "
+                "prefixes; leave it out, or set engine.share_prefixes=false"
+            )
+
+
 def _loads_scorer(method: MethodConfig) -> bool:
     if not isinstance(method, PrmMethod):
         return False
@@ -116,6 +151,8 @@ def verl_settings(
     """
     settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
     settings |= _rollout_settings(config)
+    if verl_engine(config).share_prefixes:
+        settings |= _SHARING
     settings |= {f"+actor_rollout_ref.model.override_config.{name}": 0.0 for name in dropouts}
     settings["trainer.device"] = device
     settings["trainer.val_before_train"] = config.tasks.heldout is not None and not resume
@@ -132,6 +169,7 @@ def verl_settings(
         "kl": config.update.kl_coefficient,
         "entropy": config.update.entropy_coefficient,
         "sync_seconds": _SYNC_SECONDS,
+        "shares_prefixes": verl_engine(config).share_prefixes,
         "ranks": verl_engine(config).nodes * verl_engine(config).gpus_per_node,
     }
     return settings | {"+graphpo": own}
@@ -241,8 +279,7 @@ def _cpu_settings(config: RunConfig) -> dict[str, Any]:
     """What verl and vLLM cannot do on a CPU is switched off."""
     rollout = "actor_rollout_ref.rollout"
     return {
-        "actor_rollout_ref.model.use_remove_padding": False,
-        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        **_PLAIN_ATTENTION,
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
         "actor_rollout_ref.ref.use_torch_compile": False,

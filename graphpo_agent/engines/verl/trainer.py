@@ -120,7 +120,8 @@ class GraphTrainer(PPOTrainerSync):
         self, batch: KVBatchMeta, metrics: dict[str, Any], *_: Any, **__: Any
     ) -> KVBatchMeta:
         """Leave out what is not trained, and lay the rest out in minibatches of whole graphs."""
-        tasks = [key.split("_")[0] for key in batch.keys]
+        batch = batch.select_keys(sorted(batch.keys, key=_place))
+        tasks = [_place(key)[0] for key in batch.keys]
         self._check_complete(tasks)
         notes = [fields["graph"] for fields in _column(batch, "extra_fields")]
         for note in notes:
@@ -150,12 +151,10 @@ class GraphTrainer(PPOTrainerSync):
         own = self._own
         drawn = minibatches(len(names), own.minibatch_graphs, own.seed, self.global_steps)
         groups = [members.tolist() for members in drawn]
-        layout = place_rows(
-            [tag["seq_len"] for tag in batch.tags],
-            [number[task] for task in tasks],
-            groups,
-            self._ranks,
-        )
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        added = [note["added"] for note in notes] if own.shares_prefixes else lengths
+        graph = [number[task] for task in tasks]
+        layout = place_rows(lengths, added, graph, groups, self._ranks)
         divisor = {g: max(sum(totals[g] for g in group), 1.0) for group in groups for g in group}
         divisors = {key: divisor[number[task]] for key, task in zip(batch.keys, tasks, strict=True)}
         self._update = _Update(len(groups), layout.rows_per_minibatch, divisors)
@@ -247,6 +246,12 @@ def _mean_over_tasks(tasks: Sequence[str], rewards: Sequence[float]) -> float:
     for task, reward in zip(tasks, rewards, strict=True):
         of_task.setdefault(task, []).append(reward)
     return fmean(fmean(own) for own in of_task.values())
+
+
+def _place(key: str) -> tuple[str, int]:
+    """A row's task, and its place among the rows of the task's graph (``uid_session_row``)."""
+    task, *_, row = key.split("_")
+    return task, int(row)
 
 
 def _column(batch: KVBatchMeta, name: str) -> list[Any]:

@@ -74,7 +74,8 @@ def rows_loss(model, reference, samples, objective, aggregation, ranks):
     divisor = max(sum(one.total for one in made), 1.0)
     rows = [row for one in made for row in one.rows]
     graph = [i for i, one in enumerate(made) for _ in one.rows]
-    order = place_rows([len(r.token_ids) for r in rows], graph, [range(len(made))], ranks).order
+    lengths = [len(row.token_ids) for row in rows]
+    order = place_rows(lengths, lengths, graph, [range(len(made))], ranks).order
     share = len(order) // ranks
     names = [f"advantages_{k}" for k in range(len(rows[0].advantages))]
     terms = LossTerms(tuple(names), objective.kl, objective.entropy)

@@ -343,3 +343,21 @@ def test_overrides_are_verls_last_word(tmp_path: Path) -> None:
     assert made.ray_kwargs.ray_init.x.y == 1
     assert made.graphpo.config == "text"
     assert made.actor_rollout_ref.rollout.engine_kwargs.vllm.block_size == 16
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.model.use_fused_kernels=true",
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+    ],
+)
+def test_what_our_engine_cannot_do_is_refused_unless_verls_is_asked_for(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = f"engine.overrides={json.dumps([override])}"
+    assert main(["train", str(SEARCH), overrides, "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert override in error.replace("True", "true") and error.count("\n") == 1
+    assert main(["train", str(SEARCH), overrides, "engine.share_prefixes=false", "--dry-run"]) == 0

@@ -1,0 +1,165 @@
+"""verl's FSDP engine, in which the rows of a micro-batch share what they begin with alike.
+
+Imported by verl's processes only, which find it by its vendor (``VERL_ENGINE_VENDOR``). verl's
+engine loads, shards, steps and saves; what is ours is which rows are computed together and how a
+model sees them: as the flat row that the local engine trains with (``engines.local.packing``).
+
+Shapes: B rows, T tokens of all rows, joined, N tokens of the flat row, K targets, M trained tokens,
+V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.attention import sdpa_kernel
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
+from verl.utils.torch_functional import logprobs_from_logits
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.utils import postprocess_batch_func
+
+from graphpo_agent.engines.local.arrays import ranges, to_device
+from graphpo_agent.engines.local.flat_attention import flat_layout
+from graphpo_agent.engines.local.forward import KERNELS, check_scores
+from graphpo_agent.engines.local.model import head_dim
+from graphpo_agent.engines.verl.shared_rows import flat_row, micro_batches
+from graphpo_agent.graph.arrays import BoolArray, IntArray
+
+__all__ = ["SharedPrefixEngine"]
+
+_FLAT = "graphpo_flat"
+
+
+@EngineRegistry.register(
+    model_type="language_model", backend="fsdp2", device="cuda", vendor="graphpo"
+)
+class SharedPrefixEngine(FSDPEngineWithLMHead):
+    """Computes each token behind the same text once per micro-batch.
+
+    Log-probabilities and entropies are those of the tokens with loss; elsewhere they are 0.
+    """
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> Any:
+        """Forward and, in training, backward passes over micro-batches of rows that begin alike.
+
+        Every rank has as many of them.
+        """
+        rows = [row.cpu().numpy() for row in data["input_ids"].unbind()]
+        limit = int(data["max_token_len_per_gpu"])
+        count = torch.tensor(len(micro_batches(rows, limit)), device=get_device_id())
+        most = torch.distributed.ReduceOp.MAX
+        torch.distributed.all_reduce(count, op=most, group=self.get_data_parallel_group())
+        batches = micro_batches(rows, limit, int(count))
+        tu.assign_non_tensor(data, dp_size=self.get_data_parallel_size())
+        outputs: list[Any] = []
+        for number, members in enumerate(batches):
+            batch = tu.index_select_tensor_dict(data, members)
+            is_last = number + 1 == len(batches)
+            context = (
+                torch.no_grad()
+                if forward_only
+                else self._gradient_sync_context(is_last_micro_batch=is_last)
+            )
+            with context, sdpa_kernel(KERNELS):
+                loss, output = self.forward_step(batch, loss_function, forward_only)
+                if not forward_only:
+                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+                    output.pop("model_output")
+            outputs.append(output)
+        return postprocess_batch_func(output_lst=outputs, indices=batches, data=data)
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The flat row of a micro-batch for the model, and what its logits are of."""
+        return self._flat_inputs(*_joined(micro_batch))
+
+    def prepare_model_outputs(
+        self,
+        output: Any,
+        output_args: dict[str, Any],
+        micro_batch: TensorDict,
+        logits_processor_func: object,
+    ) -> dict[str, Tensor]:
+        """Log-probabilities and, where asked for, entropies, each at the place before its token."""
+        del logits_processor_func
+        packed, ids = output_args["packed"], micro_batch["input_ids"]
+        device = ids.device
+        target_of, before = to_device(packed.target_of, device), to_device(packed.source - 1, device)
+
+        def placed(of_targets: Tensor) -> Tensor:
+            of_trained = of_targets.index_select(0, target_of)
+            everywhere = of_targets.new_zeros(len(ids.values())).index_copy(0, before, of_trained)
+            return torch.nested.nested_tensor_from_jagged(everywhere, ids.offsets())
+
+        logits = output.logits[0]  # [K, V]
+        temperature = micro_batch["temperature"]
+        if isinstance(temperature, Tensor):  # of each row, and one for all in our runs
+            temperature = temperature.flatten()[0]
+        if temperature != 1.0:
+            logits = logits.div_(temperature)
+        outputs: dict[str, Tensor] = {}
+        wants_entropy = tu.get_non_tensor_data(micro_batch, key="calculate_entropy", default=False)
+        if wants_entropy:
+            outputs["entropy"] = placed(self.compute_entropy_from_logits(logits))
+        targets = to_device(packed.target_ids, device)
+        logprobs = logprobs_from_logits(logits, targets, inplace_backward=not wants_entropy)
+        return outputs | {"log_probs": placed(logprobs)}
+
+    def _build_model_optimizer(self) -> None:
+        super()._build_model_optimizer()
+        self._check()
+
+    def _flat_inputs(
+        self, token_ids: IntArray, offsets: IntArray, trained: BoolArray
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """For [T] tokens of rows; see ``flat_row``."""
+        packed = flat_row(token_ids, offsets, trained)
+        device = torch.device(get_device_id())
+        dim = head_dim(self.module.config)
+        inputs = {
+            "input_ids": to_device(packed.token_ids, device)[None],
+            "position_ids": to_device(packed.position_ids, device)[None],
+            "attention_mask": None,
+            "logits_to_keep": to_device(packed.predictors, device),
+            "flat_layout": flat_layout(packed, dim, self._autocast_dtype, device),
+        }
+        return inputs, {"packed": packed}
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Raise ModelError unless a flat row gives what the model itself gives."""
+        token_ids = np.array([0, 1, 2, 3, 4, 0, 1, 2, 5, 6]) % self.module.config.vocab_size
+        rows = to_device(token_ids.reshape(2, 5), torch.device(get_device_id()))
+        trained = np.tile(np.arange(5) >= 3, 2)
+        half = self._autocast_dtype != torch.float32
+        with torch.autocast(rows.device.type, self._autocast_dtype, enabled=half):
+            self.module.set_attn_implementation("eager")
+            logits = self.module(input_ids=rows, use_cache=False).logits
+            self.module.set_attn_implementation(_FLAT)
+            inputs, made = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
+            of_targets = self.module(**inputs, use_cache=False).logits[0]
+        packed = made["packed"]
+        targets, target_of = (
+            to_device(array, rows.device) for array in (packed.target_ids, packed.target_of)
+        )
+        flat = of_targets.float().log_softmax(-1).gather(1, targets[:, None])[target_of, 0]
+        check_scores(self.module, flat, rows, logits)
+
+
+def _joined(micro_batch: TensorDict) -> tuple[IntArray, IntArray, BoolArray]:
+    """[T] tokens, [B + 1] where the rows begin, and [T] which tokens have loss."""
+    ids, mask = micro_batch["input_ids"], micro_batch["loss_mask"]
+    offsets = ids.offsets().cpu().numpy()
+    responses = mask.offsets().diff().cpu().numpy()
+    own = np.repeat(offsets[1:] - responses, responses) + ranges(responses)
+    trained = np.zeros(offsets[-1], np.bool_)
+    trained[own] = mask.values().bool().cpu().numpy()
+    if not trained.any():  # an empty row's pass is shared by all ranks; its loss is masked
+        trained[1] = True
+    return ids.values().cpu().numpy(), offsets, trained

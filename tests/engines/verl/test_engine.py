@@ -1,0 +1,118 @@
+"""verl's engine with rows that share their prefixes against verl's own, row by row."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphpo_agent.engines.verl.launch import environment
+from graphpo_agent.engines.verl.layout import place_rows
+from graphpo_agent.engines.verl.rows import WeightedRow, weighted_rows
+from graphpo_agent.engines.verl.shared_rows import text_order
+from tests.engines.graphs import partly_idle, random_sample
+from tests.engines.tiny import tiny_model
+from tests.worlds import ROOT
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(300)]
+
+VOCABULARY = 40
+
+
+def fields_of(row: WeightedRow) -> dict[str, list[Any]]:
+    """A row as verl's workers see it, with numbers for what other passes would have found."""
+    start, length = row.prompt_tokens, len(row.token_ids)
+    rng = np.random.default_rng(length)
+    return {
+        "input_ids": row.token_ids.tolist(),
+        "position_ids": list(range(length)),
+        "prompts": row.token_ids[:start].tolist(),
+        "responses": row.token_ids[start:].tolist(),
+        "response_mask": row.loss_mask[start:].astype(int).tolist(),
+        "token_weights": row.weights[start:].tolist(),
+        "advantages": row.advantages[0, start:].tolist(),
+        "old_log_probs": rng.normal(-4.0, 1.0, length - start).tolist(),
+        "ref_log_prob": rng.normal(-4.0, 1.0, length - start).tolist(),
+    }
+
+
+def empty_row() -> WeightedRow:
+    """What fills a minibatch up."""
+    nothing = np.zeros(6)
+    return WeightedRow(
+        np.full(6, 7), 2, nothing > 0, nothing.astype(np.float32), nothing, nothing[None]
+    )
+
+
+def placed_rows(ranks: int) -> list[list[dict[str, list[Any]]]]:
+    """Four graphs, of which two have a prompt in common, as the trainer gives them to the ranks."""
+    samples = [
+        partly_idle(random_sample(seed, num_nodes=14, vocab_size=VOCABULARY), seed)
+        for seed in (1, 2, 3, 3)
+    ]
+    rows: list[WeightedRow] = []
+    added: list[int] = []
+    graph: list[int] = []
+    for number, sample in enumerate(samples):
+        own = weighted_rows(sample, "token_mean", horizon=50).rows
+        order, more = text_order([row.token_ids for row in own])
+        rows += [own[i] for i in order]
+        added += more
+        graph += [number] * len(own)
+    lengths = [len(row.token_ids) for row in rows]
+    order = place_rows(lengths, added, graph, [range(len(samples))], ranks).order
+    share = len(order) // ranks
+    filled = [fields_of(empty_row() if i is None else rows[i]) for i in order]
+    return [filled[rank * share : (rank + 1) * share] for rank in range(ranks)]
+
+
+def passes(place: Path, name: str, ranks: int, **job: Any) -> list[dict[str, np.ndarray]]:
+    """What each rank found."""
+    path = place / f"{name}.json"
+    model = place / "model"
+    if not model.exists():
+        tiny_model("qwen2", VOCABULARY).float().save_pretrained(model)
+    usual = {"dtype": "fp32", "checkpointing": False, "max_tokens": 60, "temperature": 0.7}
+    path.write_text(json.dumps(usual | {"model": str(model), "ranks": ranks} | job))
+    command = [sys.executable, "-m", "tests.engines.verl.engine_rank", str(path)]
+    variables = os.environ | environment("cpu", 1.0, shares_prefixes=job["shares"])
+    running = [
+        subprocess.Popen(
+            [*command, str(rank)], cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(ranks)
+    ]
+    for one in running:
+        _, errors = one.communicate(timeout=200)
+        assert one.returncode == 0, errors[-3000:]
+    return [dict(np.load(f"{path}.{rank}.npz")) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_shared_prefixes_change_neither_scores_nor_gradients(tmp_path: Path, ranks: int) -> None:
+    rows = placed_rows(ranks)
+    ours = passes(tmp_path, "shared", ranks, shares=True, rows=rows)
+    verls = passes(tmp_path, "rows", ranks, shares=False, rows=rows, max_tokens=10_000)
+    assert len({int(one["micro_batches"]) for one in ours}) == 1
+    assert ours[0]["micro_batches"] > 1
+    for own, theirs, held in zip(ours, verls, rows, strict=True):
+        places: list[int] = []
+        for row in held:  # what predicts a token stands at the place before it
+            places += [*[0] * (len(row["prompts"]) - 1), *row["response_mask"], 0]
+        trained = np.array(places, bool)
+        for name in ("log_probs", "entropy"):
+            np.testing.assert_allclose(own[name][trained], theirs[name][trained], atol=2e-5)
+            assert not own[name][~trained].any()
+    total = [sum(float(one["loss"]) for one in found) for found in (ours, verls)]
+    assert total[0] == pytest.approx(total[1], rel=1e-5) and abs(total[1]) > 1e-3
+    for own, theirs in zip(ours, verls, strict=True):
+        names = [name for name in theirs if name.startswith("gradient/")]
+        assert len(names) > 20
+        scale = max(float(np.abs(theirs[name]).max()) for name in names)
+        assert scale > 1e-2
+        for name in names:
+            np.testing.assert_allclose(own[name], theirs[name], atol=1e-5 * scale, err_msg=name)
