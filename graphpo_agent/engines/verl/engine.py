@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
+from verl.utils.metric import AggregationType, Metric
 from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -111,6 +112,15 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         logprobs = logprobs_from_logits(logits, targets, inplace_backward=not wants_entropy)
         return outputs | {"log_probs": placed(logprobs)}
 
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
+    ) -> Any:
+        """Loss and outputs of one micro-batch, and how many tokens it computed."""
+        loss, output = super().forward_step(micro_batch, loss_function, forward_only)
+        if loss_function is not None:
+            output["metrics"]["computed_tokens"] = Metric(AggregationType.SUM, self._computed)
+        return loss, output
+
     def _build_model_optimizer(self) -> None:
         super()._build_model_optimizer()
         self._check()
@@ -120,6 +130,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """For [T] tokens of rows; see ``flat_row``."""
         packed = flat_row(token_ids, offsets, trained)
+        self._computed = len(packed.token_ids)
         device = torch.device(get_device_id())
         dim = head_dim(self.module.config)
         inputs = {

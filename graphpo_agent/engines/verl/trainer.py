@@ -45,11 +45,16 @@ class _Update:
         minibatches: how many; 0: no graph has an advantage.
         rows: of a minibatch, empty ones included.
         divisors: by row key, what its minibatch's sum is divided by.
+        row_tokens: tokens of all rows, empty ones left out.
     """
 
     minibatches: int
     rows: int
     divisors: Mapping[str, float]
+    row_tokens: int
+
+
+_NOTHING = _Update(0, 0, {}, 0)
 
 
 @register_trainer(TRAINER)
@@ -66,7 +71,7 @@ class GraphTrainer(PPOTrainerSync):
         self._own = config.graphpo
         self._run_log = RunLog(Path(self._own.run), self._own.steps)
         self._metrics: dict[str, float] = {}
-        self._update = _Update(0, 0, {})
+        self._update = _NOTHING
         super().__init__(config)
         self.replay_buffer.poll_interval = _POLL_SECONDS
 
@@ -134,7 +139,7 @@ class GraphTrainer(PPOTrainerSync):
         self._run_log.log_graph(notes)
         trained = [i for i, note in enumerate(notes) if note["total"] > 0]
         if not trained:
-            self._update = _Update(0, 0, {})
+            self._update = _NOTHING
             return upsample_batch_to_divisible_size(batch, self._ranks, self.tokenizer.eos_token_id)
         left_out = sorted(set(range(len(notes))) - set(trained))
         if left_out:
@@ -157,7 +162,8 @@ class GraphTrainer(PPOTrainerSync):
         layout = place_rows(lengths, added, graph, groups, self._ranks)
         divisor = {g: max(sum(totals[g] for g in group), 1.0) for group in groups for g in group}
         divisors = {key: divisor[number[task]] for key, task in zip(batch.keys, tasks, strict=True)}
-        self._update = _Update(len(groups), layout.rows_per_minibatch, divisors)
+        size = layout.rows_per_minibatch
+        self._update = _Update(len(groups), size, divisors, sum(lengths))
         padded = upsample_batch_to_divisible_size(
             batch, len(layout.order), self.tokenizer.eos_token_id
         )
@@ -202,10 +208,19 @@ class GraphTrainer(PPOTrainerSync):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """One optimiser step per minibatch and epoch; none without an advantage."""
         if not self._update.minibatches:
+            metrics["update/optimizer_steps"] = 0.0
             return batch
+        actor = self.config.actor_rollout_ref.actor
         with open_dict(self.config):
-            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self._update.rows
-        return super()._update_actor(batch, metrics)
+            actor.ppo_mini_batch_size = self._update.rows
+        batch = super()._update_actor(batch, metrics)
+        steps = self._update.minibatches * actor.ppo_epochs
+        metrics["update/optimizer_steps"] = float(steps)
+        metrics["update/row_tokens"] = float(self._update.row_tokens * actor.ppo_epochs)
+        mean = metrics.pop("actor/computed_tokens", None)  # over steps and ranks
+        if mean is not None:
+            metrics["update/computed_tokens"] = mean * steps * self._ranks
+        return batch
 
     def _val_metrics_update(
         self,
@@ -235,9 +250,6 @@ class GraphTrainer(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, *others, **named)
         metrics.update(self._metrics)
         metrics["update/rows"] = float(len(self._update.divisors))
-        metrics["update/optimizer_steps"] = float(
-            self._update.minibatches * self.config.actor_rollout_ref.actor.ppo_epochs
-        )
 
 
 def _mean_over_tasks(tasks: Sequence[str], rewards: Sequence[float]) -> float:

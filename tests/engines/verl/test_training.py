@@ -14,7 +14,7 @@ from tests.worlds import ROOT, SIZES, run_arguments, sft_overrides
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
-ENGINE = "engine={kind: verl, gpus_per_node: 1, max_context_tokens: 128, grower_processes: 1}"
+ENGINE = "engine={kind: verl, gpus_per_node: 2, max_context_tokens: 128, grower_processes: 1}"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,7 @@ def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -
         assert row["update/optimizer_steps"] == 2  # 3 graphs in minibatches of 2
         assert 3 <= row["update/rows"] <= 3 * row["rollout/terminals"]  # those that move weights
         assert row["tokens/generated"] > 0
+        assert 0 < row["update/computed_tokens"] < row["update/row_tokens"]
         # The servers draw with the weights of the trainer, after a step too.
         assert row["verl/training/rollout_probs_diff_max"] < 1e-5
     assert rows[2]["tokens/total"] == rows[1]["tokens/generated"] + rows[2]["tokens/generated"]
