@@ -10,6 +10,7 @@
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
 ``growth``    how time and memory grow with graph, segment, batch and model
 ``profile``   where the time of a training step goes
+``verl``      the update through verl's engine; no part of ``all`` (extra ``verl-cpu``)
 ``gpu-...``   update, sampling and step on a GPU; no parts of ``all`` (two to three minutes each)
 
 Every part writes ``engine-<part>.md`` and ``.json`` to ``benchmarks/results/``.
@@ -30,14 +31,14 @@ import torch
 from engine_parts.machine import RESULTS
 
 PARTS = ("update", "credit", "sampling", "rows-attention", "step", "growth", "profile")
-ON_GPU = ("gpu-update", "gpu-sampling", "gpu-step")
+APART = ("verl", "gpu-update", "gpu-sampling", "gpu-step")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=(*PARTS, *ON_GPU, "all"))
+    parser.add_argument("part", choices=(*PARTS, *APART, "all"))
     parser.add_argument("--quick", action="store_true", help="smallest settings, to try it out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the results")
     options = parser.parse_args()

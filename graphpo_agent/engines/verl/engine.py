@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from verl.utils import tensordict_utils as tu
@@ -28,6 +27,7 @@ from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.flat_attention import flat_layout
 from graphpo_agent.engines.local.forward import KERNELS, check_scores
 from graphpo_agent.engines.local.model import head_dim
+from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.verl.shared_rows import flat_row, micro_batches
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
@@ -36,17 +36,20 @@ __all__ = ["SharedPrefixEngine"]
 _FLAT = "graphpo_flat"
 
 
+_Base: Any = FSDPEngineWithLMHead
+
+
 @EngineRegistry.register(
     model_type="language_model", backend="fsdp2", device="cuda", vendor="graphpo"
 )
-class SharedPrefixEngine(FSDPEngineWithLMHead):
+class SharedPrefixEngine(_Base):
     """Computes each token behind the same text once per micro-batch.
 
     Log-probabilities and entropies are those of the tokens with loss; elsewhere they are 0.
     """
 
     def forward_backward_batch(
-        self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
+        self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
         """Forward and, in training, backward passes over micro-batches of rows that begin alike.
 
@@ -76,22 +79,23 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             outputs.append(output)
         return postprocess_batch_func(output_lst=outputs, indices=batches, data=data)
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], PackedBatch]:
         """The flat row of a micro-batch for the model, and what its logits are of."""
         return self._flat_inputs(*_joined(micro_batch))
 
     def prepare_model_outputs(
         self,
         output: Any,
-        output_args: dict[str, Any],
-        micro_batch: TensorDict,
+        output_args: PackedBatch,
+        micro_batch: Any,
         logits_processor_func: object,
     ) -> dict[str, Tensor]:
         """Log-probabilities and, where asked for, entropies, each at the place before its token."""
         del logits_processor_func
-        packed, ids = output_args["packed"], micro_batch["input_ids"]
+        packed, ids = output_args, micro_batch["input_ids"]
         device = ids.device
-        target_of, before = to_device(packed.target_of, device), to_device(packed.source - 1, device)
+        target_of = to_device(packed.target_of, device)
+        before = to_device(packed.source - 1, device)
 
         def placed(of_targets: Tensor) -> Tensor:
             of_trained = of_targets.index_select(0, target_of)
@@ -113,7 +117,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         return outputs | {"log_probs": placed(logprobs)}
 
     def forward_step(
-        self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
+        self, micro_batch: Any, loss_function: Callable[..., Any] | None, forward_only: bool
     ) -> Any:
         """Loss and outputs of one micro-batch, and how many tokens it computed."""
         loss, output = super().forward_step(micro_batch, loss_function, forward_only)
@@ -127,7 +131,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
 
     def _flat_inputs(
         self, token_ids: IntArray, offsets: IntArray, trained: BoolArray
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[dict[str, Any], PackedBatch]:
         """For [T] tokens of rows; see ``flat_row``."""
         packed = flat_row(token_ids, offsets, trained)
         self._computed = len(packed.token_ids)
@@ -140,7 +144,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             "logits_to_keep": to_device(packed.predictors, device),
             "flat_layout": flat_layout(packed, dim, self._autocast_dtype, device),
         }
-        return inputs, {"packed": packed}
+        return inputs, packed
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -153,9 +157,8 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             self.module.set_attn_implementation("eager")
             logits = self.module(input_ids=rows, use_cache=False).logits
             self.module.set_attn_implementation(_FLAT)
-            inputs, made = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
+            inputs, packed = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
             of_targets = self.module(**inputs, use_cache=False).logits[0]
-        packed = made["packed"]
         targets, target_of = (
             to_device(array, rows.device) for array in (packed.target_ids, packed.target_of)
         )
@@ -163,7 +166,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         check_scores(self.module, flat, rows, logits)
 
 
-def _joined(micro_batch: TensorDict) -> tuple[IntArray, IntArray, BoolArray]:
+def _joined(micro_batch: Any) -> tuple[IntArray, IntArray, BoolArray]:
     """[T] tokens, [B + 1] where the rows begin, and [T] which tokens have loss."""
     ids, mask = micro_batch["input_ids"], micro_batch["loss_mask"]
     offsets = ids.offsets().cpu().numpy()

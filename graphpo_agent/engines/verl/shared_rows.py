@@ -4,6 +4,7 @@ Nothing here imports verl. Shapes: B rows, L tokens of a row, T tokens of all ro
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,10 +29,7 @@ def text_order(rows: Sequence[IntArray]) -> tuple[list[int], list[int]]:
     keys = [row.astype(">i4").tobytes() for row in rows]  # big endian: sorted as the numbers are
     order = sorted(range(len(rows)), key=keys.__getitem__)
     added = [len(rows[i]) for i in order[:1]]
-    added += [
-        len(rows[i]) - _alike(rows[before], rows[i])
-        for before, i in zip(order[:-1], order[1:], strict=True)
-    ]
+    added += [len(rows[i]) - _alike(rows[before], rows[i]) for before, i in pairwise(order)]
     return order, added
 
 

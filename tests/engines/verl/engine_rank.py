@@ -12,17 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import verl.utils.tensordict_utils as tu
-from tensordict import TensorDict
-from verl.trainer.config import CheckpointConfig
-from verl.workers.config import (
-    FSDPActorConfig,
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-)
-from verl.workers.engine import EngineRegistry
+from verl.workers.config import FSDPActorConfig
 
+from benchmarks.engine_parts.verl import make_engine, row_batch
 from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
 
 
@@ -32,46 +24,12 @@ def main(job_path: str, rank: str) -> None:
     torch.distributed.init_process_group(
         "gloo", f"file://{job_path}.store", rank=int(rank), world_size=job["ranks"]
     )
-    engine = EngineRegistry.new(
-        model_type="language_model",
-        backend="fsdp2",
-        model_config=HFModelConfig(
-            path=job["model"],
-            load_tokenizer=False,
-            external_lib="graphpo_agent.engines.verl.engine" if job["shares"] else None,
-            override_config={"attn_implementation": "sdpa"},
-            enable_gradient_checkpointing=job["checkpointing"],
-            use_remove_padding=False,
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy="fsdp2",
-            model_dtype="fp32",
-            mixed_precision={"param_dtype": job["dtype"], "reduce_dtype": "fp32"},
-            use_torch_compile=False,
-        ),
-        optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
-        checkpoint_config=CheckpointConfig(),
-    )
-    engine.initialize()
-    rows = job["rows"][int(rank)]
-
-    def nested(name: str, kind: torch.dtype) -> torch.Tensor:
-        values = [torch.tensor(row[name], dtype=kind) for row in rows]
-        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
-
-    numbers = ("old_log_probs", "token_weights", "advantages", "ref_log_prob")
-    fields = {name: nested(name, torch.float32) for name in numbers}
-    whole = ("input_ids", "position_ids", "prompts", "responses", "response_mask")
-    fields |= {name: nested(name, torch.int64) for name in whole}
-    fields["loss_mask"] = fields["response_mask"]
-    data = TensorDict(fields, batch_size=len(rows))
-    tu.assign_non_tensor(
-        data,
+    engine = make_engine(job["model"], job["shares"], checkpointing=job["checkpointing"])
+    data = row_batch(
+        job["rows"][int(rank)],
         max_token_len_per_gpu=job["max_tokens"],
-        use_dynamic_bsz=True,
-        use_remove_padding=False,
         calculate_entropy=True,
-        temperature=job["temperature"],
+        temperature=0.7,
     )
     actor = FSDPActorConfig(
         strategy="fsdp2",
@@ -85,14 +43,17 @@ def main(job_path: str, rank: str) -> None:
         said = engine.infer_batch(data.copy(), loss_function=None)["model_output"]
     with engine.train_mode():
         trained = engine.forward_backward_batch(data.copy(), loss)
-        gradients = {
+        found = {
             f"gradient/{name}": weight.grad.full_tensor().numpy()
             for name, weight in engine.module.named_parameters()
         }
-    found = {"micro_batches": np.array(len(trained["loss"])), "loss": np.array(sum(trained["loss"]))}
+    found |= {
+        "micro_batches": np.array(len(trained["loss"])),
+        "loss": np.array(sum(trained["loss"])),
+    }
     for name in ("log_probs", "entropy"):
         found[name] = np.concatenate([one.float().numpy() for one in said[name].unbind()])
-    np.savez(f"{job_path}.{rank}.npz", **found, **gradients)
+    np.savez(f"{job_path}.{rank}.npz", **found)
 
 
 if __name__ == "__main__":

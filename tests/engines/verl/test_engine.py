@@ -76,8 +76,7 @@ def passes(place: Path, name: str, ranks: int, **job: Any) -> list[dict[str, np.
     model = place / "model"
     if not model.exists():
         tiny_model("qwen2", VOCABULARY).float().save_pretrained(model)
-    usual = {"dtype": "fp32", "checkpointing": False, "max_tokens": 60, "temperature": 0.7}
-    path.write_text(json.dumps(usual | {"model": str(model), "ranks": ranks} | job))
+    path.write_text(json.dumps({"model": str(model), "ranks": ranks} | job))
     command = [sys.executable, "-m", "tests.engines.verl.engine_rank", str(path)]
     variables = os.environ | environment("cpu", 1.0, shares_prefixes=job["shares"])
     running = [
@@ -92,14 +91,16 @@ def passes(place: Path, name: str, ranks: int, **job: Any) -> list[dict[str, np.
     return [dict(np.load(f"{path}.{rank}.npz")) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_shared_prefixes_change_neither_scores_nor_gradients(tmp_path: Path, ranks: int) -> None:
-    rows = placed_rows(ranks)
-    ours = passes(tmp_path, "shared", ranks, shares=True, rows=rows)
-    verls = passes(tmp_path, "rows", ranks, shares=False, rows=rows, max_tokens=10_000)
+@pytest.mark.parametrize(("ranks", "checkpointing"), [(1, False), (2, True)])
+def test_shared_prefixes_change_neither_scores_nor_gradients(
+    tmp_path: Path, ranks: int, checkpointing: bool
+) -> None:
+    job = {"rows": placed_rows(ranks), "checkpointing": checkpointing}
+    ours = passes(tmp_path, "shared", ranks, shares=True, max_tokens=60, **job)
+    verls = passes(tmp_path, "rows", ranks, shares=False, max_tokens=10_000, **job)
     assert len({int(one["micro_batches"]) for one in ours}) == 1
     assert ours[0]["micro_batches"] > 1
-    for own, theirs, held in zip(ours, verls, rows, strict=True):
+    for own, theirs, held in zip(ours, verls, job["rows"], strict=True):
         places: list[int] = []
         for row in held:  # what predicts a token stands at the place before it
             places += [*[0] * (len(row["prompts"]) - 1), *row["response_mask"], 0]
