@@ -40,7 +40,7 @@ class Ledger:
         summary_tokens: spent on state summaries.
         tool_calls: made by the agent.
         saved: continuations that redundant states did not get.
-        reallocated: of those, continuations given to other states.
+        reallocated: continuations given to states beyond their layer's branching number.
     """
 
     generated_tokens: int = 0
@@ -98,19 +98,20 @@ class Allocation:
 
     Example, three active states at branching 4, the second redundant::
 
-        Allocation(continuations=array([5, 2, 5]), saved_pool=0, saved=2, reallocated=2)
+        Allocation(array([5, 2, 5]), order=array([0, 2, 1]), saved_pool=0, saved=2)
 
     Attributes:
         continuations: [num_active] continuations of each active state, at least 1.
+        order: [num_active] places in ``active``, which states come first where a budget holds fewer
+            paths: those that are not redundant, the most urgent first, then the redundant.
         saved_pool: saved continuations that could not be placed; the next layer's ``carried``.
         saved: continuations that redundant states did not get in this layer.
-        reallocated: continuations given beyond the branching number in this layer.
     """
 
     continuations: IntArray
+    order: IntArray
     saved_pool: int
     saved: int
-    reallocated: int
 
 
 def check_schedule(schedule: Sequence[int]) -> None:
@@ -169,8 +170,9 @@ def allocate(
     saved = int((branching - continuations).sum())
     pool = carried + saved
     open_places = np.flatnonzero(~redundant)
-    if reallocate == "none" or not pool or not len(open_places):
-        return Allocation(continuations, pool, saved, 0)
+    order = np.concatenate([open_places, np.flatnonzero(redundant)])
+    if reallocate == "none" or not len(open_places):
+        return Allocation(continuations, order, pool, saved)
     if reallocate == "novel":
         urgency = novelty(graph, active[open_places], options)
     else:
@@ -179,12 +181,13 @@ def allocate(
         score = scores[active[open_places]]
         uncertainty = np.where(np.isnan(score), _UNKNOWN_UNCERTAINTY, score * (1 - score))
         urgency = np.round(uncertainty, 9)  # S and 1 − S tie
-    order = open_places[np.lexsort((graph.node_ids[active[open_places]], -urgency))]
-    placed = min(pool, branching * len(order))
-    rounds, rest = divmod(placed, len(order))
-    continuations[order] += rounds
-    continuations[order[:rest]] += 1
-    return Allocation(continuations, pool - placed, saved, placed)
+    urgent = open_places[np.lexsort((graph.node_ids[active[open_places]], -urgency))]
+    placed = min(pool, branching * len(urgent))
+    rounds, rest = divmod(placed, len(urgent))
+    continuations[urgent] += rounds
+    continuations[urgent[:rest]] += 1
+    order[: len(urgent)] = urgent
+    return Allocation(continuations, order, pool - placed, saved)
 
 
 def _redundant(graph: RolloutGraph, classes: IntArray, active: IntArray) -> BoolArray:

@@ -11,7 +11,7 @@ from graphpo_agent.graph.budget import allocate, branching_at
 from graphpo_agent.graph.credit import CreditOptions, GraphCredit, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
+from graphpo_agent.methods.growth import Branch, Growth, Plan, dealt, onward, steady_chains
 from graphpo_agent.methods.method import Credit, Whiten
 from graphpo_agent.methods.waves import wave
 
@@ -60,7 +60,8 @@ class GraphPO:
         uncertain = self.reallocate == "uncertain"
         scores = graph_credit(graph, classes, self.credit).score if uncertain else None
         counts = np.zeros(len(going), np.int64)
-        saved = reallocated = 0
+        order: list[NDArray[np.int64]] = []
+        saved = 0
         for layer, number in branching.items():
             here = layers == layer
             allocation = allocate(
@@ -75,10 +76,13 @@ class GraphPO:
                 all_active=growth.active,
             )
             counts[here], pool = allocation.continuations, allocation.saved_pool
+            order.append(np.flatnonzero(here)[allocation.order])
             saved += allocation.saved
-            reallocated += allocation.reallocated
-        branches = map(Branch, going.tolist(), counts.tolist())
-        return Plan(tuple(branches), pool, saved, reallocated, plan.waiting)
+        counts = dealt(going, counts, np.concatenate(order), growth.trajectories_left)
+        usual = np.array([branching[layer] for layer in layers])
+        reallocated = int(np.maximum(counts - usual, 0).sum())
+        branches = tuple(map(Branch, going.tolist(), counts.tolist()))
+        return Plan(branches, pool, saved, reallocated, plan.waiting)
 
     def _refill(self, growth: Growth) -> Plan:
         """What the budget still holds once all paths of the schedule have ended."""

@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
-__all__ = ["Branch", "Growth", "Plan", "chains", "onward", "steady_chains"]
+__all__ = ["Branch", "Growth", "Plan", "chains", "dealt", "onward", "steady_chains"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Plan:
             ones go short. Empty: the graph is finished.
         memory: what the method wants to be shown again next time.
         saved: continuations that redundant states did not get in this layer.
-        reallocated: continuations that others got in their place.
+        reallocated: continuations that others get beyond the layer's branching number.
         waiting: active states that are not continued in this layer and stay active.
     """
 
@@ -103,6 +105,28 @@ def onward(growth: Growth, memory: Any = None) -> Plan:
         return Plan(tuple(Branch(v) for v in growth.active.tolist()), memory)
     branches, waiting, _ = _in_turn(growth, growth.active.tolist(), growth.tokens_left)
     return Plan(branches, memory, waiting=waiting)
+
+
+def dealt(nodes: IntArray, counts: IntArray, order: IntArray, room: int | None) -> IntArray:
+    """[k] the continuations of k open states that begin at most ``room`` paths.
+
+    Every state keeps its first one, which begins none but at the prompt; the others are dealt in
+    rounds, one for each state that still wants one.
+
+    Args:
+        nodes: [k] positions of the states.
+        counts: [k] how many each wants, at least 1.
+        order: [k] places in ``nodes``, first come, first served in every round.
+        room: None: all that are wanted.
+    """
+    goes_on = (nodes > 0).astype(np.int64)
+    more = counts - goes_on
+    if room is None or more.sum() <= room:
+        return counts
+    owner = np.repeat(order, more[order])
+    rounds = np.arange(len(owner)) - np.repeat(np.cumsum(more[order]) - more[order], more[order])
+    served = owner[np.argsort(rounds, kind="stable")[: max(room, 0)]]
+    return goes_on + np.bincount(served, minlength=len(nodes))
 
 
 def chains(growth: Growth, wanted: int) -> tuple[Branch, ...]:

@@ -9,7 +9,7 @@ from graphpo_agent.graph.advantages import node_scores, own_counts
 from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
+from graphpo_agent.methods.growth import Branch, Growth, Plan, dealt, onward, steady_chains
 
 __all__ = ["layer_plan", "nested_means"]
 
@@ -17,14 +17,18 @@ __all__ = ["layer_plan", "nested_means"]
 def layer_plan(growth: Growth, schedule: Sequence[int]) -> Plan:
     """Continue every path of layer h by the schedule's b_h, beyond the schedule by one.
 
+    Where a budget holds fewer paths, all states fork alike, as far as that goes.
+
     When all paths have ended, the rest of a budget goes to plain chains from the prompt. The
     plan's memory says whether these have begun.
     """
     if growth.memory or not len(growth.active):
         return steady_chains(growth, 0, memory=True)
     plan, depth = onward(growth), growth.graph.depth
-    branches = (Branch(b.node, branching_at(schedule, depth[b.node] + 1)) for b in plan.branches)
-    return replace(plan, branches=tuple(branches))
+    nodes = np.array([branch.node for branch in plan.branches])
+    wanted = np.array([branching_at(schedule, layer) for layer in (depth[nodes] + 1).tolist()])
+    counts = dealt(nodes, wanted, np.arange(len(nodes)), growth.trajectories_left)
+    return replace(plan, branches=tuple(map(Branch, nodes.tolist(), counts.tolist())))
 
 
 def nested_means(graph: RolloutGraph) -> FloatArray:

@@ -145,8 +145,12 @@ def test_allocation(record, options, branching, carried, reallocate, data):
     )
     assert found.continuations.tolist() == [given_to[v] for v in graph.node_ids[active].tolist()]
     assert found.saved_pool == pool
-    assert carried + found.saved == pool + found.reallocated
-    assert found.continuations.sum() == branching * len(active) - found.saved + found.reallocated
+    given_beyond = np.maximum(found.continuations - branching, 0).sum()
+    assert carried + found.saved == pool + given_beyond
+    assert found.continuations.sum() == branching * len(active) - found.saved + given_beyond
+    assert sorted(found.order) == list(range(len(active)))
+    in_order = found.continuations[found.order]  # what was saved goes to the first ones
+    assert (np.diff(in_order) <= 0).all() or reallocate == "none"
 
 
 def test_many_pairs_are_taken_in_the_same_order_as_few(monkeypatch):

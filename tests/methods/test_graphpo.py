@@ -9,6 +9,8 @@ from graphpo_agent.graph.credit import CreditOptions, graph_credit
 from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.spo_tree import SpoTree
+from graphpo_agent.methods.treerpo import TreeRpo
 from graphpo_agent.methods.waves import wave
 from tests.methods.shapes import graph_from
 from tests.methods.test_waves import CLASSES, GRAPH, graph_of, growth
@@ -33,6 +35,45 @@ def test_what_a_layer_saved_and_could_not_place_goes_to_the_next(layer, saved, c
     plan = GraphPO(schedule=(2, 3)).plan(one)
     assert [(branch.node, branch.count) for branch in plan.branches] == [(layer - 1, count)]
     assert (plan.memory, plan.saved, plan.reallocated) == (left, 0, saved - left)
+
+
+@pytest.mark.parametrize(
+    ("room", "counts", "reallocated"),
+    [
+        (None, [2, 5, 5], 2),
+        (9, [2, 5, 5], 2),
+        (6, [2, 3, 4], 0),  # rounds: each one more, then the two that are not redundant
+        (2, [1, 2, 2], 0),
+        (1, [1, 1, 2], 0),
+        (0, [1, 1, 1], 0),
+    ],
+)
+def test_where_few_paths_may_begin_the_redundant_state_comes_last(room, counts, reallocated):
+    # 1 is a longer way to the state of 2, and 3 is more novel than both.
+    graph = RolloutGraph.root("g", token_ids=[1], key="start").append(
+        [
+            NewNode(0, (7,) * tokens, (1,) * tokens, (-1.0,) * tokens, False, None, key=key)
+            for tokens, key in ((2, "a"), (1, "a"), (1, "b"))
+        ]
+    )
+    one = replace(
+        growth(graph), active=np.array([1, 2, 3]), layer=2, memory=0, trajectories_left=room
+    )
+    plan = GraphPO(schedule=(3, 4)).plan(one)
+    assert [branch.node for branch in plan.branches] == [1, 2, 3]
+    assert [branch.count for branch in plan.branches] == counts
+    assert (plan.saved, plan.reallocated) == (2, reallocated)
+
+
+@pytest.mark.parametrize("layered", [SpoTree(schedule=(4, 3)), TreeRpo(schedule=(4, 3))])
+def test_where_few_paths_may_begin_all_states_fork_alike(layered):
+    graph = graph_of([(0, None)] * 4)
+    one = replace(
+        growth(graph), active=np.arange(1, 5), layer=2, memory=None, trajectories_left=5
+    )
+    assert [branch.count for branch in layered.plan(one).branches] == [3, 2, 2, 2]
+    start = replace(growth(graph_of([])), active=np.zeros(1, np.int64), layer=1, memory=None)
+    assert [b.count for b in layered.plan(replace(start, trajectories_left=3)).branches] == [3]
 
 
 @pytest.mark.parametrize(
