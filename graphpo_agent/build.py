@@ -1,6 +1,6 @@
 """Configuration → objects. The only module that sees both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ __all__ = [
     "build_sft_engine",
     "build_step_scoring",
     "build_tasks",
+    "check_enough",
     "check_named",
     "check_precision",
     "compute_options",
@@ -256,13 +257,18 @@ def build_tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
         DataError: a file holds none, or a row that cannot be used.
     """
     tasks = load_tasks(*map(Path, config.tasks.train))
+    check_enough(config, tasks)
+    heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
+    return tasks, heldout[: config.train.eval_tasks]
+
+
+def check_enough(config: RunConfig, tasks: Sequence[Task]) -> None:
+    """Raise ConfigError where a step needs more tasks than there are."""
     if config.train.prompts_per_step > len(tasks):
         raise ConfigError(
             f"train.prompts_per_step is {config.train.prompts_per_step}, but "
-            f"{', '.join(config.tasks.train)} has {len(tasks)} tasks"
+            f"{', '.join(config.tasks.train)} has {len(tasks)} tasks that can be used"
         )
-    heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
-    return tasks, heldout[: config.train.eval_tasks]
 
 
 def build_budget(config: BudgetConfig) -> Budget:

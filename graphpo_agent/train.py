@@ -18,6 +18,7 @@ from graphpo_agent.build import (
     build_sampling,
     build_step_scoring,
     build_tasks,
+    check_enough,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
@@ -40,6 +41,7 @@ from graphpo_agent.report.run_dir import (
     read_json,
     write_atomically,
 )
+from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
@@ -68,6 +70,8 @@ class Setup:
     sampling: SamplingParams
     tasks: Sequence[Task]
     heldout: Sequence[Task]
+    notes: Sequence[str] = ()
+    """What a reader should know before the run starts."""
 
     def save(self, directory: Path) -> None:
         """Write all that learns into a new directory."""
@@ -90,23 +94,30 @@ class Setup:
 
 
 def prepare(config: RunConfig) -> Setup:
-    """Load data, model and tools of a run.
+    """Load data, model and tools of a run; leave training tasks out whose prompts do not fit.
 
     Raises:
         ConfigError: a step needs more tasks than there are.
+        DataError: the prompt of a held-out task does not fit into the policy's context.
     """
     tasks, heldout = build_tasks(config)
     method = build_method(config.method)
+    grower, engine = build_grower(config), build_engine(config)
+    tasks, reasons = fitting_tasks(grower.expander, engine.policy, tasks)
+    check_enough(config, tasks)
+    check_fitting(grower.expander, engine.policy, heldout)
+    left_out = f"{len(reasons):,} training tasks are left out, as the first: "
     return Setup(
         tasks=tasks,
         heldout=heldout,
-        grower=build_grower(config),
+        notes=[left_out + reasons[0]] if reasons else [],
+        grower=grower,
         method=method,
         budget=build_budget(config.budget),
         step_scoring=build_step_scoring(config.method),
         prefixes=build_prefixes(method),
         sampling=build_sampling(config.sampling),
-        engine=build_engine(config),
+        engine=engine,
     )
 
 

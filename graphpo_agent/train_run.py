@@ -112,6 +112,7 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     path = resume or Path(config.output)
     header = [f"{config.method.name} → {path}", *describe_memory(config), *describe_budget(config)]
     setup = prepare(config)
+    header += setup.notes
     with locked(path):
         if resume is None:
             run = RunDirectory.create(path, dump_config(config), config.seed, command_line())

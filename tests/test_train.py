@@ -485,6 +485,32 @@ def test_a_small_task_file_ends_resampling_not_the_run(reach: Path, tmp_path: Pa
     assert "update/loss" not in rows(run)[-1]
 
 
+def test_tasks_whose_prompts_do_not_fit_are_told_before_the_first_step(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def with_long_ones(name: str) -> Path:
+        lines = (reach / name).read_text().splitlines()[:4]
+        long = [json.loads(lines[0]) | {"id": f"long {n}", "question": "a " * 900} for n in (1, 2)]
+        made = tmp_path / name
+        made.write_text("\n".join([*map(json.dumps, long), *lines]) + "\n")
+        return made
+
+    train, heldout = with_long_ones("train.jsonl"), with_long_ones("heldout.jsonl")
+    run, few = tmp_path / "run", ["train.prompts_per_step=2", "train.steps=4"]
+    assert main(["train", *run_arguments(reach, run, f"tasks.train={train}", *few)]) == 0
+    assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, 4]
+    assert "2 training tasks are left out, as the first: task 'long 1'" in capsys.readouterr().out
+
+    refused = tmp_path / "refused"
+    assert main(["train", *run_arguments(reach, refused, f"tasks.heldout={heldout}", *few)]) == 2
+    error = capsys.readouterr().err
+    assert "'long 1'" in error and "2 such tasks of 6" in error and error.count("\n") == 1
+    many = ["train.prompts_per_step=5"]
+    assert main(["train", *run_arguments(reach, refused, f"tasks.train={train}", *many)]) == 2
+    assert "has 4 tasks that can be used" in capsys.readouterr().err
+    assert not refused.exists()
+
+
 @pytest.mark.parametrize("change", [str(ROOT / "configs/toy/reach.yaml"), "output=elsewhere"])
 def test_a_resumed_run_stays_where_and_what_it_is(
     change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

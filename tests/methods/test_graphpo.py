@@ -68,9 +68,7 @@ def test_where_few_paths_may_begin_the_redundant_state_comes_last(room, counts, 
 @pytest.mark.parametrize("layered", [SpoTree(schedule=(4, 3)), TreeRpo(schedule=(4, 3))])
 def test_where_few_paths_may_begin_all_states_fork_alike(layered):
     graph = graph_of([(0, None)] * 4)
-    one = replace(
-        growth(graph), active=np.arange(1, 5), layer=2, memory=None, trajectories_left=5
-    )
+    one = replace(growth(graph), active=np.arange(1, 5), layer=2, memory=None, trajectories_left=5)
     assert [branch.count for branch in layered.plan(one).branches] == [3, 2, 2, 2]
     start = replace(growth(graph_of([])), active=np.zeros(1, np.int64), layer=1, memory=None)
     assert [b.count for b in layered.plan(replace(start, trajectories_left=3)).branches] == [3]

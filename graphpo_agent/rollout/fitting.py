@@ -1,0 +1,40 @@
+"""Which tasks a policy can begin at all: asked before a run, not when it comes to one of them."""
+
+from collections.abc import Sequence
+
+from graphpo_agent.errors import DataError
+from graphpo_agent.protocols import Expander, Policy
+from graphpo_agent.types import Task
+
+__all__ = ["check_fitting", "fitting_tasks"]
+
+
+def fitting_tasks(
+    expander: Expander, policy: Policy, tasks: Sequence[Task]
+) -> tuple[list[Task], list[str]]:
+    """The tasks whose prompt leaves room in the policy's context.
+
+    Releases the policy's contexts.
+
+    Returns:
+        These tasks in their order, and in one line each what is wrong with the others.
+    """
+    fitting: list[Task] = []
+    reasons: list[str] = []
+    for task in tasks:
+        try:
+            expander.start(policy, task)
+        except DataError as error:
+            reasons.append(str(error))
+        else:
+            fitting.append(task)
+    policy.release()
+    return fitting, reasons
+
+
+def check_fitting(expander: Expander, policy: Policy, tasks: Sequence[Task]) -> None:
+    """Raise DataError where a task's prompt does not fit, before any other is begun."""
+    _, reasons = fitting_tasks(expander, policy, tasks)
+    if reasons:
+        more = f" ({len(reasons):,} such tasks of {len(tasks):,})" if len(reasons) > 1 else ""
+        raise DataError(f"{reasons[0]}{more}")
