@@ -22,9 +22,9 @@ from .update import SCHEDULES, packed_pass, random_graphs, token_data, works
 __all__ = ["make_engine", "row_batch", "run"]
 
 PROMPT = 64
-MAX_TOKENS = (2048, 8192, 32768)
+MAX_TOKENS = (4096, 16384)
 """Micro-batches, of which the fastest counts."""
-LIMIT = 2.5e11
+LIMIT = 6.0e11
 """Cases that take more operations over the paths are left out."""
 _WHOLE = ("input_ids", "position_ids", "prompts", "responses", "response_mask")
 """Fields of whole numbers."""
@@ -123,7 +123,7 @@ def run(quick: bool, out: Path, command: str) -> None:
                 "rows": make_engine(f"{scratch}/{size}", shares=False),
             }
             for schedule in SCHEDULES:
-                for segment in (8,) if quick else (8, 32, 128):
+                for segment in (8,) if quick else (8, 32):
                     graphs = 4 if size == "0.2M" and segment <= 32 and not quick else 1
                     samples = random_graphs(
                         SCHEDULES[schedule], segment, PROMPT, graphs, SIZES[size].vocabulary
