@@ -5,7 +5,7 @@ import re
 __all__ = ["final_answer", "last_boxed"]
 
 _BRACE = re.compile(
-    r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\boxed\s+(?P<bare>\d+(?:\.\d+)?)|\\.|(?P<open>\{)|(?P<close>\})",
+    r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\boxed\s*(?P<bare>\d+(?:\.\d+)?)|\\.|(?P<open>\{)|(?P<close>\})",
     re.DOTALL,
 )
 _DISPLAYED = {r"\[": r"\]", r"\(": r"\)", "$$": "$$", "$": "$"}

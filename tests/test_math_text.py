@@ -37,6 +37,7 @@ from graphpo_agent.math_text import final_answer, last_boxed
         ("Answer: \\(34\\)", "\\(34\\)"),
         ("\\boxed{5}\nAnswer: \\boxed{", "5"),
         (r"so $\boxed 2$.", "2"),
+        (r"so $\boxed5$.", "5"),
         (r"\boxed{4} goes into \boxed and then", "4"),
         ("", None),
     ],

@@ -6,6 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from graphpo_agent.data.files import Row, read_data_file
 from graphpo_agent.data.source import SourceRow, Trajectory
 from graphpo_agent.data.sources import SOURCES, Source
 from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.math_notation import as_number, plain
 from graphpo_agent.types import Demonstration, Message, Task
 
 __all__ = ["Prepared", "Summary", "overlap_key", "prepare", "task_id"]
@@ -196,7 +198,7 @@ class _Entry:
 
     def add(self, row: SourceRow) -> None:
         self.rows += 1
-        self.contradicts |= set(row.answers) != set(self.first.answers)
+        self.contradicts |= _differ(row.answers, self.first.answers)
         self.answers |= dict.fromkeys(row.answers)
         self.aug_answers |= dict.fromkeys(row.aug_answers)
         self.unanswerable &= row.unanswerable
@@ -218,6 +220,16 @@ class _Entry:
         for number, trajectory in enumerate(self.trajectories, start=1):
             identifier = f"{self.identifier}-{number}"
             yield Demonstration(identifier, trajectory.messages, trajectory.pieces)
+
+
+def _differ(some: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether not the same answers are given; numbers are compared as numbers."""
+    return set(some) != set(others) and set(map(_meant, some)) != set(map(_meant, others))
+
+
+def _meant(answer: str) -> Fraction | str:
+    value = as_number(plain(answer))
+    return answer if value is None else value
 
 
 def _prepared(entries: Sequence[_Entry], tally: _Tally, exclude: Sequence[Path]) -> Prepared:

@@ -142,7 +142,7 @@ class CodeReward:
         return "passed"
 
     def _test(self, source: str, function: str | None, given: str, wanted: str) -> CodeStatus:
-        arguments = None if function is None else f"[{','.join(given.strip().splitlines())}]"
+        arguments = None if function is None else "[" + given.strip().replace("\n", ",") + "]"
         names = {"source": source, "function": function, "arguments": arguments, "mark": _MARK}
         header = "".join(f"_{name} = {value!r}\n" for name, value in names.items())
         try:

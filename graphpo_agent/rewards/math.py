@@ -6,17 +6,18 @@ too long (``rewards.math_worker``): an answer such as ``9^{9^{9^9}}`` would keep
 A configuration names the reward as ``{class: graphpo_agent.rewards.math:MathReward}``.
 """
 
+import operator
 import re
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from graphpo_agent.math_notation import as_number, plain
 from graphpo_agent.math_text import final_answer
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.processes import ProcessPool
@@ -29,18 +30,19 @@ _WORKER = Path(__file__).with_name("math_worker.py")
 _LONGEST = 512
 """Characters of an answer; a longer one is wrong."""
 
-_SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "∞": r"\infty ", "²": "^2", "³": "^3"})
-_ROOTS = re.compile(r"√(?:(\d+|[a-z])|\((\d+|[a-z])\))")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|mbox)\{([^{}]*)\}")
 _LISTED = re.compile(r",\s+")
-_MARKS = re.compile(r"(?<!\\)(?:\$\$?|\\[()\[\]])")
-_GROUPS = re.compile(r"(?<=\d)(?:,?\s*\\!\s*|\\[,;: ]|\{,\}|\\text\{,\}|~)(?=\d{3})")
-_SPACES = re.compile(r"(?:(?<!\\)\\[,!;: ]|\s|~)+")
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d{1,50})\}\{(\d{1,50})\}")
-_LETTERS = re.compile(r"[A-Z]{3,}")
+_WORD = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]+)*")
 """A word or an order of things; as a product its letters could change places."""
-_NUMBER = re.compile(r"[-+]?(?:\d{1,50}(?:\.\d{0,50})?|\.\d{1,50}|\d{1,50}/\d{1,50})")
+_SET = re.compile(r"(?:\\left ?)?\\\{.*\\\}")
+_TUPLE = re.compile(r"(?:\\left ?)?\([^()]*\)")
+_UNREAD = re.compile(
+    r"\\[lc]?dots|\.\.\.|…"  # it goes on
+    r"|\b(?:if|for|when|where)\b"  # it depends
+    r"|(?:^|=) ?[-+]?[\d.]+ ?\\approx"  # a number that is about another
+    r"|(?:^|=) ?[-+]?[\d.]+(?:[ '\"]+[\d.]+| ?\([\d.]+\))+$"  # numbers side by side
+)
+"""What math-verify reads a part of, or as something else: it equals the same text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class MathReward:
     The answer is ``final_answer`` of the response; in agent mode of the marked answer, or all of
     it. Equal are the same numbers and, by math-verify, the same expressions, sets, intervals and
     matrices: ``\frac{1}{2}`` and ``0.5``, ``2\sqrt{3}`` and ``\sqrt{12}``, ``x = 34`` and ``34``.
-    Three or more capital letters are a word: ``TFT`` is not ``TTF``.
+    Letters alone are a word: ``TFT`` is not ``TTF``.
 
     Example::
 
@@ -121,26 +123,23 @@ class MathReward:
         """
         if answer is None or not answer.strip():
             return MathVerdict("unanswered", None)
-        found = [self._equal(_plain(gold), _plain(answer)) for gold in golds]
+        found = [self._equal(gold, answer) for gold in golds]
         if True in found:
             return MathVerdict("correct", answer)
         return MathVerdict("timeout" if None in found else "incorrect", answer)
 
     def _equal(self, gold: str, answer: str) -> bool | None:
         """None: it took too long to say."""
-        if _words(gold) == _words(answer):
+        if gold == answer:
             return True
         if len(answer) > _LONGEST:
             return False
-        numbers = _number(gold), _number(answer)
-        if None not in numbers:
-            if numbers[0] == numbers[1]:
-                return True
-            if all(number is not None and number.denominator == 1 for number in numbers):
-                return False
-        if _LETTERS.fullmatch(_words(gold)) and _LETTERS.fullmatch(_words(answer)):
-            return False
-        reply = self._pool.ask({"gold": gold, "answer": answer}, self._seconds)
+        gold, answer = plain(gold), plain(answer)
+        told = _told(gold, answer)
+        if told is not None:
+            return told
+        pair = {"gold": gold.removesuffix("%"), "answer": answer.removesuffix("%")}
+        reply = self._pool.ask(pair, self._seconds)
         return None if reply is None else reply["equal"]
 
 
@@ -151,32 +150,21 @@ def stated(outcome: Outcome) -> str | None:
     return final_answer(outcome.answer) or outcome.answer
 
 
-def _plain(text: str) -> str:
-    """Without marks of mathematics, the full stop behind it, and spacing commands; signs as LaTeX.
-
-    The marks of a single formula among words stay: it is what the words speak of.
-    """
-    text = _ROOTS.sub(r"\\sqrt{\1\2}", text.translate(_SIGNS))
-    text = text.replace(r"\$", "").strip().rstrip("。.").strip()
-    text = _MARKS.sub("$", text)
-    if text.count("$") > 2 or (text.startswith("$") and text.endswith("$")):
-        text = text.replace("$", "")  # several formulas are one list
-    return _SPACES.sub(" ", _GROUPS.sub("", text)).strip()
+def _told(gold: str, answer: str) -> bool | None:
+    """Whether they are equal, where no expressions need be compared; else None."""
+    texts = gold, answer
+    words = [_words(text) for text in texts]
+    if words[0] == words[1]:
+        return True
+    numbers = [(as_number(text), as_number(text.removesuffix("%"))) for text in texts]
+    if None not in numbers[0] + numbers[1]:
+        return any(map(operator.eq, *numbers))
+    if all(map(_WORD.fullmatch, words)):
+        return operator.eq(*(word.replace(" ", "").casefold() for word in words))
+    shapes = {shape for text in texts for shape in (_SET, _TUPLE) if shape.fullmatch(text)}
+    return False if len(shapes) > 1 or any(map(_UNREAD.search, texts)) else None
 
 
 def _words(text: str) -> str:
     """What is written, blanks behind commas and commands for plain text apart."""
     return _LISTED.sub(",", _TEXT.sub(r"\1", text))
-
-
-def _number(text: str) -> Fraction | None:
-    """An integer, decimal number or fraction, exactly; None: it is something else."""
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    fraction = _FRACTION.fullmatch(text)
-    if fraction is not None:
-        text = fraction.expand(r"\1\2/\3")
-    if not _NUMBER.fullmatch(text):
-        return None
-    top, _, bottom = text.partition("/")
-    return Fraction(top) / int(bottom or 1) if int(bottom or 1) else None

@@ -5,31 +5,66 @@ It is run as a file, not as a module: this package is not loaded. Asked
 that of ``graphpo_agent/net/answering.py``.
 """
 
+import re
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from math_verify import parse, verify
+from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Float, MatrixBase, Rational
+from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.function import AppliedUndef
 
 __all__ = ["equal"]
+
+_EQUALS = re.compile(r"(?:(?<![<>!])=|\\equiv)(?![^{]*\}|[^()]*\))")
+"""But those inside braces and parentheses."""
+_DIGITS = 1000
+"""That equal numbers share; an answer has fewer."""
+_DIGITS_OF_SUMS = 15
+"""The same, of sums and integrals: more would take too long."""
 
 
 def equal(gold: str, answer: str) -> bool:
     r"""Whether math-verify takes the two for the same.
 
     Decimals are read exactly: in floating point ``10^{40} + 0.5 - 10^{40}`` would equal any number.
-    Its own time limits are off: who asks sets one for all.
+    An answer that equates different numbers equals nothing, and so does what cannot be read as a
+    whole. Its own time limits are off: who asks sets one for all.
 
     Example: ``equal("\\frac{1}{2}", "0.5")``
     """
-    return verify(_read(gold), _read(answer), timeout_seconds=None)
+    return _holds(answer) and _same(_read(gold), _read(answer))
+
+
+def _holds(text: str) -> bool:
+    """Whether all sides of an equation can be read, but for its name, and its numbers are one."""
+    if re.search("[,;]", text):
+        return True
+    sides = _EQUALS.split(text)
+    read = [_read(side) for side in sides]
+    if len(sides) > 2 and not all(read[1:]):
+        return False  # math-verify would take the last one
+    numbers = [found for side, found in zip(sides, read, strict=True) if _is_number(side, found)]
+    return all(_same(numbers[0], other) for other in numbers[1:])
+
+
+def _is_number(text: str, found: list[Any]) -> bool:
+    """Not a name, such as that of an eccentricity, ``e``."""
+    unknown = any(each.free_symbols or each.atoms(AppliedUndef) for each in found)
+    return bool(found) and not unknown and re.search(r"\d", text) is not None
 
 
 def _read(text: str) -> list[Any]:
-    found = parse(text if "$" in text else f"${text}$", parsing_timeout=0)
-    return [_exact(each) if isinstance(each, Basic | MatrixBase) else each for each in found]
+    found = parse(f"${text}$", [LatexExtractionConfig()], "no_fallback", parsing_timeout=0)
+    return [_exact(each) for each in found if isinstance(each, Basic | MatrixBase)]
+
+
+def _same(golds: list[Any], answers: list[Any]) -> bool:
+    sums = any(each.has(ExprWithLimits) for each in golds + answers)
+    digits = _DIGITS_OF_SUMS if sums else _DIGITS
+    return verify(golds, answers, numeric_precision=digits, timeout_seconds=None)
 
 
 def _exact(expression: Any) -> Any:

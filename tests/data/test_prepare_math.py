@@ -117,6 +117,15 @@ def test_repeated_questions_and_such_as_have_two_answers(tmp_path: Path) -> None
     assert prepared.summary == Summary(8, 2, 2, dropped, {str(evaluation): 1}, 0)
 
 
+@pytest.mark.parametrize(("first", "second"), [("25", "025"), ("\\frac12", "1/2"), ("3.50", "7/2")])
+def test_one_number_written_in_two_ways_is_one_answer(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    rows = ({"problem": "x?", "answer": answer} for answer in (first, second))
+    (task,) = prepare("math", [lines(tmp_path / "a.jsonl", *rows)]).tasks
+    assert task.answers == (first, second)
+
+
 def test_questions_are_excluded_in_whatever_flavour_the_evaluation_has_them(tmp_path: Path) -> None:
     train = lines(tmp_path / "a.jsonl", DAPO, {"problem": "x?", "answer": "1"})
     evaluation = parquet(tmp_path / "aime.parquet", DAPO)

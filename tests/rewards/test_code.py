@@ -7,6 +7,7 @@ from graphpo_agent.types import Outcome, Task
 
 SUMS = ProgramTests((("1 2\n3 4\n", "3\n7\n"), ("", ""), ("5 6", "11\n")))
 HAS = ProgramTests((("[1, 2]\n3", "true"), ("[]\n0", "false")), function="hasSum")
+TIMES = ProgramTests((('"a\u2028b"\n1', '"a\\u2028b"'),), function="times")
 NUMBERS = ProgramTests((("3", "[0, 1, 2]"),), function="first")
 
 
@@ -32,6 +33,7 @@ def answered(program: str) -> str:
               "        print('looking')\n        return bool(values) and sum(values) == n"),
         (HAS, "from __future__ import annotations\ndef hasSum(values: Any, n):\n"
               "    return Counter(values).total() > 0"),
+        (TIMES, "def times(text, n): return text * n"),
         (NUMBERS, "def first(n):\n    random.seed(bisect.bisect([1], n))\n"
                   "    return tuple(range(n))"),
         (NUMBERS, "class Solution:\n    def first(self, n): return list(range(n))\n"

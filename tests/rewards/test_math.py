@@ -9,6 +9,60 @@ from graphpo_agent.named import callable_of, check_constructible
 from graphpo_agent.rewards.math import MathReward, MathVerdict
 from graphpo_agent.types import Outcome, Task
 
+HEDGES = r"""
+$5$ or 6
+$5$, 6
+6, $5$
+$5$; 6
+not $5$ but 6
+$5$ and 6
+$5$ (or 6)
+$5$ 6
+$5$ = 6
+5 (or 6)
+5 (and 6)
+5 | 6
+5=6
+x=5=6
+1=2=3=4=5=6
+5...6
+5 6
+5...
+5(6)
+5, 6
+5 & 6
+5 or more
+5 \mid 6
+5 \\ 6
+5 \lor 6
+5 \to 6
+5 \sim 6
+5 \% 6
+5 \approx 6
+5 ≈ 6
+5\text{ (or 6)}
+5\text{ or 6}
+5 \implies 6
+5 \pm 1
+5 \neq 6
+5k, k \in \mathbb{Z}
+5\ldots
+5 \ldots 6
+5 \text{ for } n=6
+5 if n=6
+6\text{ or less}
+5 maybe 6
+x = 5 6
+5 ' 6
+5 _ 6
+x = 5 \approx 6
+x = 5 \lor x = 6
+x = 5 | x = 6
+x = 5 \not= 6
+x = 5 := 6
+5 = x = 6
+5 \equiv 6
+"""
 ENDLESS = "9^{9^{9^{9^9}}}"
 
 
@@ -70,6 +124,31 @@ def task(*golds):
         (r"\{3,4\}", "$3$ and $4$"),
         ("34", "the value is $34$"),
         (r"\(\sqrt{12}\)", r"\[2\sqrt{3}\]"),
+        ("5", "the answer is 5"),
+        ("5", "f(2) = 2 + 3 = 5"),
+        ("55", r"\sum_{i=1}^{10} i = 10 + 45 = 55"),
+        (r"\frac12", r"P(A|B) = \frac24 = \frac12"),
+        (r"\frac12", r"P(X=3) = \frac24 = \frac12"),
+        ("2", "e = 2"),
+        ("5", r"5 \\"),
+        ("30", "2 (3 + 12)"),
+        (r"\sqrt{2}", r"\sqrt{2} \approx 1.41"),
+        ("7, 8", "7 or 8"),
+        ("55", r"\sum_{i=1}^{10} i"),
+        (r"\frac{\pi^2}{6}", r"\sum_{n=1}^{\infty} \frac{1}{n^2}"),
+        (r"\sqrt{6}+\sqrt{2}", r"2\sqrt{2+\sqrt{3}}"),
+        (r"\frac{1}{2^{98}}", r"\frac{1}{4^{49}}"),
+        ("x+0.5", r"x+\frac12"),
+        (r"(4\frac23, 1)", "(4 2/3, 1)"),
+        ("(1,2)", "1,2"),
+        (r"\{(1,2),(3,4)\}", "(1,2),(3,4)"),
+        (r"(2,3)\cup\{1\}", r"\{1\}\cup(2,3)"),
+        (r"1-\frac{1}{e}", r"1-\frac{1}{\mathrm{e}}"),
+        ("52_8", "x = 52_{8}"),
+        ("17", "17_{10}"),
+        ("5", r"x = 5\%"),
+        ("no", r"\text{No}"),
+        (r"\text{no solution}", "No solution"),
     ],
 )
 def test_equal_answers(reward, gold, answer):
@@ -101,10 +180,75 @@ def test_equal_answers(reward, gold, answer):
         ("4", r"$3$; $4$"),
         ("1080", r"(1,\,080)"),
         ("0.3333333", "1/3"),
+        (r"x+\frac13", "x+0.333333333333333333"),
+        (r"\frac{\pi}{3}", r"0.333333333333333333\pi"),
+        (r"(x,\frac13)", "(x,0.333333333333333333)"),
+        (r"\sqrt2", "1.4142135623730950488"),
+        (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}"),
+        (r"\frac{1}{2^{98}}", "10^{-20}"),
+        (r"\frac{1}{2^{98}}", "0"),
+        ("0.3", r"0.\overline{3}"),
+        ("31/2", "3 1/2"),
+        ("3 1/2", "31/2"),
+        ("east", "seat"),
+        ("no", "on"),
+        (r"\text{no solution}", "on solution"),
+        (r"\{1,2\}", "(1,2)"),
+        ("(1,2)", r"\left\{1,2\right\}"),
+        (r"1-\frac{1}{\mathrm{e}}", r"1+\frac{1}{\mathrm{e}}"),
+        (r"1-\frac{1}{\mathrm{x}}", r"1-\frac{1}{\mathrm{y}}"),
+        ("52", "52_8"),
+        ("52_8", "52"),
+        ("52_8", "52_9"),
+        ("1, 2", r"1, 2, \ldots"),
     ],
 )
 def test_different_answers(reward, gold, answer):
     assert reward.verdict(answer, (gold,)) == MathVerdict("incorrect", answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "in_the_words"),
+    [
+        ("$12$ apples (3 boxes of 4)", "12", "4"),
+        ("$5$ (for n = 3)", "5", "3"),
+        ("$5$ (6 is too large)", "5", "6"),
+        ("$x = 5$, since 6 is not prime", "5", "6"),
+        ("$34$ in 2024", "34", "2024"),
+        ("$C$ (choice 3)", "C", "3"),
+        ("**$18$** dollars per day for 9 eggs", "18", "9"),
+        ("It is $5$!", "5", "120"),
+        ("If n = 3 then it is $x = 5$.", "5", "3"),
+        ("-$5$", "-5", "5"),
+        ("5 (n=3)", "5", "3"),
+        ("17 (a prime)", "17", "1"),
+        ("x = 5 (rejecting x = -2)", "5", "-2"),
+        (r"5 \quad (n = 3)", "5", "3"),
+        (r"5\text{ (for }n=3)", "5", "3"),
+        (r"25\% (n = 3)", "0.25", "3"),
+    ],
+)
+def test_words_beside_an_answer_are_no_answer(reward, answer, gold, in_the_words):
+    assert reward.verdict(answer, (gold,)).status == "correct"
+    assert reward.verdict(answer, (in_the_words,)).status == "incorrect"
+
+
+@pytest.mark.parametrize("hedge", HEDGES.strip().split("\n"))
+def test_a_hedge_is_right_for_no_number(reward, hedge):
+    for gold in ("5", "6", "11"):
+        assert reward.verdict(hedge, (gold,)).status == "incorrect", gold
+
+
+@pytest.mark.parametrize(
+    "percent", ["20%", r"20\%", r"x = 20\%", "20 percent", r"20\text{ percent}", "$20$%"]
+)
+def test_a_percent_sign_is_a_hundredth_or_does_not_count(reward, percent):
+    for other in ("20", "0.2", r"\frac15", r"20\%", r"x = 20"):
+        assert reward.verdict(percent, (other,)).status == "correct", other
+        assert reward.verdict(other, (percent,)).status == "correct", other
+    for other in ("2000%", "0.2%", "2", "0.002"):
+        assert reward.verdict(percent, (other,)).status == "incorrect", other
+        assert reward.verdict(other, (percent,)).status == "incorrect", other
 
 
 whole = st.integers(-(10**6), 10**6)
@@ -115,6 +259,8 @@ def test_numbers_are_compared_exactly_however_they_are_written(n, d, slip):
     told = MathReward()  # starts no process: an expression that needs one would fail below
     told._pool = None  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
     forms = [f"{n}", f" ${n:+}$", f"{n:,}.", f"{n}.00", f"{n * d}/{d}"]
+    if n > 0:
+        forms += [f"{n - 1} {d}/{d}", f"{n - 1}.\\overline{{9}}"]
     forms.append(f"{'-' if n < 0 else ''}\\frac{{{abs(n) * d}}}{{{d}}}")
     status = "incorrect" if slip else "correct"
     for form in forms:

@@ -1,0 +1,112 @@
+r"""A mathematical answer in one notation, and the number that it is.
+
+What an expression means is not asked here: ``rewards.math_worker`` compares them.
+"""
+
+import re
+from fractions import Fraction
+
+__all__ = ["as_number", "plain"]
+
+_SIGNS = str.maketrans(
+    {
+        "\u2212": "-",
+        "\u2013": "-",
+        "∞": r"\infty ",
+        "≈": r"\approx ",
+        "≡": r"\equiv ",
+        "²": "^2",
+        "³": "^3",
+    }
+)
+_ROOTS = re.compile(r"√(?:(\d+|[a-z])|\((\d+|[a-z])\))")
+_STOP = re.compile(r"\s*(?:(?<!\.)[.。]|\\\\)$")
+_MARKS = re.compile(r"(?:\*\*)?(?<!\\)(?:\$\$?|\\[()\[\]])(?:\*\*)?")
+_GOES_ON = re.compile(
+    r"[-+*/^_=<>|&{\\]\s*\$|\d\$|\$\s*(?:[-+*/=<>|&]\s*[-\d.(\\]|[\^_}\\%]|percent$)|\$\d"
+)
+_HEDGE = re.compile(
+    r"\bn?or\b|\bnot\W*\$|\b(?:and|but)\W*[\d$]|[\d$]\W*(?:and|but)\b|[,;]\s*[-+]?\d|\d\s*[,;]",
+    re.IGNORECASE,
+)
+_SAYS = re.compile(r"^(?:the )?(?:final )?answer is:? ", re.IGNORECASE)
+_GROUPS = re.compile(r"(?<=\d)(?:,?\s*\\!\s*|\\[,;: ]|\{,\}|\\text\{,\}|~)(?=\d{3})")
+_SPACES = re.compile(r"(?:(?<!\\)\\(?:[,!;: ]|(?:q?quad|displaystyle)\b)|\s|~)+")
+_CONSTANT = re.compile(r"\\mathrm\{\s*([ei])\s*\}")
+_SAID = re.compile(r"\\(?:text|mbox)\{([^{}]*(?:\(|\bor\b)[^{}]*)\}")
+_BEHIND = re.compile(r"(?<=[\w})\]%]) \(([^()]*)\)$")
+_EXPLAINS = re.compile(r"=|\\text|(?<![\\a-zA-Z])(?:[a-zA-Z]{2,} [a-zA-Z\d]|[a-zA-Z]{4,}$)")
+_ADDS = re.compile(r"\b(?:or|and)\b")
+_PERCENT = re.compile(r" ?(?:\\?%|\bpercent|\\text\{\s*percent\s*\})(?: ?\\text\{[^{}]*\})?$")
+_NAMED = re.compile(r"^[^=\d]*= ?(?=[^=]*%$)")
+_MIXED = re.compile(r"(?<![\d.,_^/])(\d{1,50}) (\d{1,50})/(\d{1,50})(?![\d.])")
+_BASE = re.compile(r"(?<![a-z\d.^_\\])(\d+) ?_ ?(?!\{?10\b)(?:\{(\d+)\}|(\d+))")
+_REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\{(\d{1,20})\}(?!\d)")
+_SHORT = re.compile(r"\\[dt]?frac ?(?:\{(\d{1,50})\}|(\d)) ?(?:\{(\d{1,50})\}|(\d))")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+_NUMBER = re.compile(
+    r"(?P<sign>[-+]?)(?:(?P<decimal>\d{1,50}(?:\.\d{0,50})?|\.\d{1,50})"
+    r"|(?P<top>\d{1,50})/(?P<bottom>\d{1,50})"
+    r"|(?P<whole>\d{0,50}) ?\\frac\{(?P<over>\d{1,50})\}\{(?P<under>\d{1,50})\})(?P<percent>%?)"
+)
+
+
+def plain(text: str) -> str:
+    r"""Without marks of mathematics, the full stop and a remark behind it, and spacing commands.
+
+    A single formula among words is what they speak of, and stands alone, unless they name another
+    answer (``$5$ or 6``). Signs, mixed numbers and decimals that repeat become LaTeX, a percentage
+    is ``20%`` without its name, and a base other than ten a factor.
+
+    Example: ``plain("$4 2/3$ (for n = 1)")`` is ``"4\\frac{2}{3}"``.
+    """
+    text = _ROOTS.sub(r"\\sqrt{\1\2}", text.translate(_SIGNS))
+    text = _STOP.sub("", text.replace(r"\$", "").strip()).strip()
+    text = _SAID.sub(r" \1 ", _formula(_MARKS.sub("$", text)))
+    text = _SPACES.sub(" ", _GROUPS.sub("", text)).strip()
+    text = _CONSTANT.sub(r"\1", _without_remark(_SAYS.sub("", text)))
+    text = _NAMED.sub("", _PERCENT.sub("%", text))
+    text = _SHORT.sub(r"\\frac{\1\2}{\3\4}", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    return _REPEATING.sub(_repeated, _BASE.sub(r"\1\\beta_{\2\3}", text))
+
+
+def as_number(text: str) -> Fraction | None:
+    """An integer, a decimal, mixed or repeating number, a fraction or a percentage, exactly.
+
+    The text is ``plain``. None: it is something else.
+
+    Example: ``as_number("75%")`` is ``Fraction(3, 4)``.
+    """
+    found = _NUMBER.fullmatch(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+    if found is None:
+        return None
+    under = int(found["bottom"] or found["under"] or 1)
+    if under == 0:
+        return None
+    whole = Fraction(found["decimal"] or found["whole"] or 0)
+    size = whole + Fraction(int(found["top"] or found["over"] or 0), under)
+    return (-size if found["sign"] == "-" else size) / (100 if found["percent"] else 1)
+
+
+def _formula(text: str) -> str:
+    """The only formula among words; else all of it without the marks."""
+    around = re.fullmatch(r"([^$]*)\$([^$]+)\$([^$]*)", text)
+    if around is None:
+        return text.replace("$", "")  # several formulas are one list
+    words = f"{around[1]}${around[3]}"
+    spoken_of = re.search(r"[^\W\d_]", words) and not _GOES_ON.search(words)
+    return around[2] if spoken_of and not _HEDGE.search(words) else text.replace("$", "")
+
+
+def _without_remark(text: str) -> str:
+    """Without a parenthesis behind it that explains: ``5 (for n = 3)`` is ``5``."""
+    behind = _BEHIND.search(text)
+    if behind is None or _ADDS.search(behind[1]) or not _EXPLAINS.search(behind[1]):
+        return text
+    return text[: behind.start()]
+
+
+def _repeated(match: re.Match[str]) -> str:
+    whole, once, again = match.groups()
+    top = int(whole + once + again) - int(whole + once or 0)
+    return rf"\frac{{{top}}}{{{10 ** len(once) * (10 ** len(again) - 1)}}}"
