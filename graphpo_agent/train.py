@@ -106,11 +106,13 @@ def prepare(config: RunConfig) -> Setup:
     tasks, reasons = fitting_tasks(grower.expander, engine.policy, tasks)
     check_enough(config, tasks)
     check_fitting(grower.expander, engine.policy, heldout)
-    left_out = f"{len(reasons):,} training tasks are left out, as the first: "
     return Setup(
         tasks=tasks,
         heldout=heldout,
-        notes=[left_out + reasons[0]] if reasons else [],
+        notes=[
+            f"{len(reasons):,} training tasks are left out, as the first: {reason}"
+            for reason in reasons[:1]
+        ],
         grower=grower,
         method=method,
         budget=build_budget(config.budget),

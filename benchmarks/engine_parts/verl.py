@@ -19,7 +19,7 @@ from .machine import alternate, machine, table, write_result
 from .models import SIZES, make_model
 from .update import SCHEDULES, packed_pass, random_graphs, token_data, works
 
-__all__ = ["make_engine", "row_batch", "run"]
+__all__ = ["make_engine", "make_loss", "row_batch", "row_fields", "run"]
 
 PROMPT = 64
 MAX_TOKENS = (4096, 16384)
@@ -66,6 +66,22 @@ def make_engine(model: str, shares: bool, checkpointing: bool = False) -> Any:
     )
     engine.initialize()
     return engine
+
+
+def make_loss(kl: float = 0.0, entropy: float = 0.0) -> Any:
+    """The loss function of a run through verl, with one advantage term."""
+    from verl.workers.config import FSDPActorConfig
+
+    from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
+
+    actor = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_mini_batch_size=8,
+        ppo_micro_batch_size_per_gpu=8,
+        clip_ratio_c=1e9,
+    )
+    return partial(graph_loss, actor, LossTerms(("advantages",), kl, entropy))
 
 
 def row_batch(rows: Sequence[dict[str, Any]], **settings: Any) -> Any:
@@ -124,7 +140,7 @@ def run(quick: bool, out: Path, command: str) -> None:
             }
             for schedule in SCHEDULES:
                 for segment in (8,) if quick else (8, 32):
-                    graphs = 4 if size == "0.2M" and segment <= 32 and not quick else 1
+                    graphs = 4 if size == "0.2M" and not quick else 1
                     samples = random_graphs(
                         SCHEDULES[schedule], segment, PROMPT, graphs, SIZES[size].vocabulary
                     )
@@ -145,18 +161,7 @@ def measure(
     engines: dict[str, Any], model: Any, samples: Sequence[TrainingSample]
 ) -> dict[str, Any]:
     """CPU seconds of a forward and backward pass over a minibatch through each engine."""
-    from verl.workers.config import FSDPActorConfig
-
-    from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
-
-    actor = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_mini_batch_size=8,
-        ppo_micro_batch_size_per_gpu=8,
-        clip_ratio_c=1e9,
-    )
-    loss = partial(graph_loss, actor, LossTerms(("advantages",)))
+    loss = make_loss()
     rows = [row for one in samples for row in weighted_rows(one, "edge_mean", horizon=1).rows]
     fields = [row_fields(row) for row in rows]
     calls: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from graphpo_agent.engines.local.flat_attention import flat_layout
 from graphpo_agent.engines.local.forward import KERNELS, check_scores
 from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.packing import PackedBatch
-from graphpo_agent.engines.verl.shared_rows import flat_row, micro_batches
+from graphpo_agent.engines.verl.shared_rows import divided, flat_row, micro_batches
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
 __all__ = ["SharedPrefixEngine"]
@@ -56,11 +56,11 @@ class SharedPrefixEngine(_Base):
         Every rank has as many of them.
         """
         rows = [row.cpu().numpy() for row in data["input_ids"].unbind()]
-        limit = int(data["max_token_len_per_gpu"])
-        count = torch.tensor(len(micro_batches(rows, limit)), device=get_device_id())
+        batches = micro_batches(rows, int(data["max_token_len_per_gpu"]))
+        count = torch.tensor(len(batches), device=get_device_id())
         most = torch.distributed.ReduceOp.MAX
         torch.distributed.all_reduce(count, op=most, group=self.get_data_parallel_group())
-        batches = micro_batches(rows, limit, int(count))
+        batches = divided(batches, int(count))
         tu.assign_non_tensor(data, dp_size=self.get_data_parallel_size())
         outputs: list[Any] = []
         for number, members in enumerate(batches):

@@ -12,7 +12,7 @@ from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["flat_row", "micro_batches", "text_order"]
+__all__ = ["divided", "flat_row", "micro_batches", "text_order"]
 
 
 def text_order(rows: Sequence[IntArray]) -> tuple[list[int], list[int]]:
@@ -40,13 +40,12 @@ def _alike(one: IntArray, other: IntArray) -> int:
     return int(differing[0]) if len(differing) else length
 
 
-def micro_batches(rows: Sequence[IntArray], max_tokens: int, count: int = 1) -> list[list[int]]:
+def micro_batches(rows: Sequence[IntArray], max_tokens: int) -> list[list[int]]:
     """Rows that begin alike together, in batches of at most ``max_tokens`` different tokens.
 
     Args:
         rows: [L] token ids of each.
         max_tokens: of a batch; a longer row is one of its own.
-        count: of batches, at least; no more than there are rows.
     """
     order, added = text_order(rows)
     batches: list[list[int]] = []
@@ -57,12 +56,17 @@ def micro_batches(rows: Sequence[IntArray], max_tokens: int, count: int = 1) -> 
             tokens, more = 0, len(rows[i])
         batches[-1].append(i)
         tokens += more
-    while len(batches) < count:
-        longest = max(range(len(batches)), key=lambda b: len(batches[b]))
-        half = len(batches[longest]) // 2
-        own = batches[longest]
-        batches[longest : longest + 1] = [own[:half], own[half:]]
     return batches
+
+
+def divided(batches: Sequence[list[int]], count: int) -> list[list[int]]:
+    """The batches, those of most rows halved until there are ``count``, if there are fewer."""
+    made = list(batches)
+    while len(made) < count:
+        place = max(range(len(made)), key=lambda b: len(made[b]))
+        own = made[place]
+        made[place : place + 1] = [own[: len(own) // 2], own[len(own) // 2 :]]
+    return made
 
 
 def flat_row(token_ids: IntArray, offsets: IntArray, trained: BoolArray) -> PackedBatch:

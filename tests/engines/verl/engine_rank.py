@@ -7,15 +7,12 @@ What it finds is written beside the job.
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from verl.workers.config import FSDPActorConfig
 
-from benchmarks.engine_parts.verl import make_engine, row_batch
-from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
+from benchmarks.engine_parts.verl import make_engine, make_loss, row_batch
 
 
 def main(job_path: str, rank: str) -> None:
@@ -31,14 +28,7 @@ def main(job_path: str, rank: str) -> None:
         calculate_entropy=True,
         temperature=0.7,
     )
-    actor = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_mini_batch_size=8,
-        ppo_micro_batch_size_per_gpu=8,
-        clip_ratio_c=1e9,
-    )
-    loss = partial(graph_loss, actor, LossTerms(("advantages",), kl=0.1, entropy=0.01))
+    loss = make_loss(kl=0.1, entropy=0.01)
     with engine.eval_mode():
         said = engine.infer_batch(data.copy(), loss_function=None)["model_output"]
     with engine.train_mode():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.engine_parts.verl import row_fields
 from graphpo_agent.engines.verl.launch import environment
 from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.rows import WeightedRow, weighted_rows
@@ -25,19 +26,13 @@ VOCABULARY = 40
 
 def fields_of(row: WeightedRow) -> dict[str, list[Any]]:
     """A row as verl's workers see it, with numbers for what other passes would have found."""
-    start, length = row.prompt_tokens, len(row.token_ids)
+    length = len(row.token_ids)
     rng = np.random.default_rng(length)
-    return {
-        "input_ids": row.token_ids.tolist(),
-        "position_ids": list(range(length)),
-        "prompts": row.token_ids[:start].tolist(),
-        "responses": row.token_ids[start:].tolist(),
-        "response_mask": row.loss_mask[start:].astype(int).tolist(),
-        "token_weights": row.weights[start:].tolist(),
-        "advantages": row.advantages[0, start:].tolist(),
-        "old_log_probs": rng.normal(-4.0, 1.0, length - start).tolist(),
-        "ref_log_prob": rng.normal(-4.0, 1.0, length - start).tolist(),
+    found = {
+        name: rng.normal(-4.0, 1.0, length - row.prompt_tokens)
+        for name in ("old_log_probs", "ref_log_prob")
     }
+    return {name: values.tolist() for name, values in (row_fields(row) | found).items()}
 
 
 def empty_row() -> WeightedRow:

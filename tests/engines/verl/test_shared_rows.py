@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.engines.verl.layout import place_rows
-from graphpo_agent.engines.verl.shared_rows import flat_row, micro_batches, text_order
+from graphpo_agent.engines.verl.shared_rows import divided, flat_row, micro_batches, text_order
 
 ROWS = st.lists(
     st.lists(st.integers(0, 2), min_size=2, max_size=7).map(np.array), min_size=1, max_size=9
@@ -34,7 +34,7 @@ def test_rows_in_text_order_add_what_none_before_has(rows):
 @given(ROWS, st.integers(2, 20), st.integers(1, 9))
 def test_micro_batches_hold_each_row_once_within_their_tokens(rows, max_tokens, count):
     count = min(count, len(rows))
-    batches = micro_batches(rows, max_tokens, count)
+    batches = divided(micro_batches(rows, max_tokens), count)
     assert sorted(itertools.chain.from_iterable(batches)) == list(range(len(rows)))
     assert len(batches) >= count and all(batches)
     for batch in batches:
@@ -46,7 +46,7 @@ def test_rows_that_fit_are_one_micro_batch():
     rows = [np.array(row) for row in ([5, 6, 7, 8], [1, 2, 3], [5, 6, 7, 9], [5, 6, 7])]
     assert micro_batches(rows, 8) == [[1, 3, 0, 2]]
     assert micro_batches(rows, 5) == [[1], [3, 0, 2]]
-    assert [len(batch) for batch in micro_batches(rows, 8, 4)] == [1, 1, 1, 1]
+    assert [len(batch) for batch in divided(micro_batches(rows, 8), 4)] == [1, 1, 1, 1]
 
 
 @given(ROWS, st.integers(0, 2**32 - 1))
