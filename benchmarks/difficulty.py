@@ -22,7 +22,7 @@ from graphpo_agent.build import build_engine, build_grower
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.evals.heldout import evaluate
+from graphpo_agent.evals.heldout import judged_paths, measured, sample
 from graphpo_agent.toy import make_toy
 from graphpo_agent.types import SamplingParams
 
@@ -99,9 +99,10 @@ def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[st
     path = ROOT / f"configs/toy/{world}.yaml"
     config = load_config(RunConfig, path, overrides)
     tasks = load_tasks(place / "heldout.jsonl")[:num_tasks]
-    evaluation, rollouts = evaluate(
+    rollouts = sample(
         build_grower(config), build_engine(config).policy, tasks, SAMPLES, SamplingParams(), seed=0
     )
+    evaluation = measured([path for rollout in rollouts for path in judged_paths(rollout)])
     solved = np.array([np.nansum(rollout.graph.reward) for rollout in rollouts])
     row = {
         "world": world,

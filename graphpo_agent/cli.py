@@ -194,7 +194,11 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", metavar="FILE", help="instead of the held-out file")
     parser.add_argument("--samples", type=_count, default=1, help="trajectories per task (1)")
     parser.add_argument("--greedy", action="store_true", help="temperature 0")
-    parser.add_argument("--out", metavar="FILE", help="one JSON line per trajectory")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="one JSON line per trajectory; the same command goes on where it was interrupted",
+    )
     _engine_argument(parser)
     parser.set_defaults(run=_eval)
 

@@ -1,8 +1,7 @@
 """What each verb does, in terms of the package. The command line only parses."""
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -22,7 +21,8 @@ from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
-from graphpo_agent.evals.heldout import by_level, check_outages, evaluate, leaves
+from graphpo_agent.evals.heldout import Judged, by_level, judged_paths, measured, sample
+from graphpo_agent.evals.transcripts import TranscriptFile, evaluation_name
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
@@ -33,6 +33,7 @@ from graphpo_agent.report.run_dir import (
     write_atomically,
 )
 from graphpo_agent.rollout.grow import Rollout
+from graphpo_agent.rollout.outages import Outages, outages_of
 from graphpo_agent.sft import check_model_output, warm_start, with_observations
 from graphpo_agent.toy import make_toy
 from graphpo_agent.train_run import (
@@ -160,9 +161,9 @@ def rollout(
             sampling,
             (config.seed, "rollout"),
             build_budget(config.budget),
-            bar.update,
+            lambda rollout: bar.update(),
         )
-    check_outages(rollouts, policy.tokenizer.decode)
+    outages_of(rollouts, policy.tokenizer.decode).check(config.outage_limit)
     if scoring is not None:
         rollouts = scoring(rollouts, policy.tokenizer)
     lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]
@@ -181,7 +182,11 @@ def evaluate_policy(
     greedy: bool,
     out: str | None,
 ) -> int:
-    """``graphpo eval``: accuracy of one policy on the held-out tasks."""
+    """``graphpo eval``: accuracy of one policy on the held-out tasks.
+
+    With ``out`` every task's transcripts are written as soon as they are there, and the same
+    command goes on with them.
+    """
     if out is not None:
         check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
@@ -194,27 +199,48 @@ def evaluate_policy(
     tasks = load_tasks(Path(path))
     grower, policy = build_grower(config), build_policy(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
-    evaluation, rollouts = evaluate(
-        grower, policy, tasks, samples, sampling, config.seed, progress=True
-    )
+    kept = None
     if out is not None:
-        write_atomically(Path(out), "".join(_transcript_lines(rollouts)))
-    dropped = evaluation.num_dropped
-    check_outages(rollouts, policy.tokenizer.decode)
+        name = evaluation_name(config, Path(path), samples, greedy)
+        kept = TranscriptFile(Path(out), name, tasks, samples)
+    found: list[Judged] = [] if kept is None else kept.trajectories
+    outages = Outages() if kept is None else kept.outages
+    missing = tasks if kept is None else kept.missing
+    done = len(tasks) - len(missing)
+    if kept is not None and done:
+        print(f"{done} of {len(tasks)} tasks were finished before: {kept.partial}")
+    with tqdm(total=len(tasks), initial=done, unit="task", disable=None) as bar:
+
+        def finished(rollout: Rollout) -> None:
+            found.extend(judged_paths(rollout))
+            if kept is not None:
+                kept.add(rollout, grower.expander)
+            bar.update()
+
+        rollouts = sample(grower, policy, missing, samples, sampling, config.seed, finished)
+    outages += outages_of(rollouts, policy.tokenizer.decode)
+    outages.check(config.outage_limit)
+    if kept is not None:
+        kept.complete()
+    _print_evaluation(found, samples)
+    for name, count in grower.counts.items():
+        print(f"{name} {count}")
+    return 0
+
+
+def _print_evaluation(found: Sequence[Judged], samples: int) -> None:
+    evaluation = measured(found)
     print(
         f"accuracy {evaluation.accuracy:.1%} ± {_percent(1.96 * evaluation.standard_error)} "
         f"(95 % over {evaluation.num_tasks} tasks, {evaluation.num_trajectories} trajectories)"
     )
     if samples > 1:
         print(f"best of {samples} {_percent(evaluation.best)}")
-    for level, of_level in by_level(rollouts).items():
+    for level, of_level in by_level(found).items():
         print(f"level {level}: {_percent(of_level.accuracy)} over {of_level.num_tasks} tasks")
-    if dropped:
-        print(f"left out: {dropped} trajectories that outages left unscored")
+    if evaluation.num_dropped:
+        print(f"left out: {evaluation.num_dropped} trajectories that outages left unscored")
     print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
-    for name, count in grower.counts.items():
-        print(f"{name} {count}")
-    return 0
 
 
 def report(run_directory: str) -> int:
@@ -230,23 +256,3 @@ def toy(world: str, output: str, knobs: Sequence[str]) -> int:
     parameters = make_toy(world, Path(output), knobs)
     print(f"{world} world and an untrained policy of {parameters:,} parameters: {output}")
     return 0
-
-
-def _transcript_lines(rollouts: Sequence[Rollout]) -> Iterator[str]:
-    """One line per trajectory: the policy's words, the gold answers and the reward.
-
-    The reward is null where the trajectory does not count, for an outage.
-    """
-    for rollout in rollouts:
-        for leaf, reward in leaves(rollout):
-            state = rollout.states[leaf]
-            row = {
-                "id": f"{rollout.task.id}/{leaf}",
-                "question": rollout.task.question,
-                "response": state.response,
-                "answer": state.answer,
-                "gold": list(rollout.task.answers),
-                "reward": reward,
-                "outages": state.outages,
-            }
-            yield json.dumps(row, ensure_ascii=False) + "\n"

@@ -288,6 +288,9 @@ class RunConfig(Strict):
     """What a path is that reaches its length or turn limit: judged by the verifier, or unscored."""
     outages: Literal["drop", "score"] = "drop"
     """What a finished path is on which a tool met an outage: unscored, or judged all the same."""
+    outage_limit: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    """Share of a step's (or an evaluation's) tool calls that meet an outage, or of its trajectories
+    that are left unscored for one, from which on it ends the run. 1: all of them."""
     overlap: bool = True
     """Tools, embedders and verifiers run beside the sampling. Off: one after another while the
     sampling waits, which makes a run repeatable to the bit."""

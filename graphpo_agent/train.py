@@ -25,7 +25,7 @@ from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.errors import RunError
-from graphpo_agent.evals.heldout import Evaluation, check_outages, evaluate
+from graphpo_agent.evals.heldout import Evaluation, judged_paths, measured, sample
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.method import Credit, Method, credits_of, training_sample
@@ -43,6 +43,7 @@ from graphpo_agent.report.run_dir import (
 )
 from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks
 from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.types import Prefix, SamplingParams, Task
@@ -196,7 +197,7 @@ def _step(
     policy.take_prefilled_tokens()  # those of an evaluation
     counted = setup.grower.counts
     rollouts, credits, signal = _collect(config, setup, stream, step)
-    check_outages(rollouts, policy.tokenizer.decode)
+    outages_of(rollouts, policy.tokenizer.decode).check(config.outage_limit)
     grown = time.monotonic()
     samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
     updated = setup.engine.update(samples, step) if samples else {}
@@ -299,13 +300,15 @@ def _evaluate(
 ) -> tuple[Evaluation, dict[str, float]]:
     """How the policy does on the held-out tasks, sampling as in training, and its metrics.
 
-    Without an accuracy where outages left no trajectory to judge; ``greedy`` adds that of greedy
-    decoding.
+    Without an accuracy where outages left out too many trajectories; ``greedy`` adds that of
+    greedy decoding.
     """
 
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
         policy = setup.engine.policy
-        return evaluate(setup.grower, policy, setup.heldout, samples, how, config.seed)[0]
+        rollouts = sample(setup.grower, policy, setup.heldout, samples, how, config.seed)
+        found = measured([path for rollout in rollouts for path in judged_paths(rollout)])
+        return found.trusted(config.outage_limit)
 
     sampled = held_out(setup.sampling, config.train.eval_samples)
     row = {

@@ -34,8 +34,8 @@ from graphpo_agent.engines.verl.settings import (
     verl_settings,
 )
 from graphpo_agent.engines.verl.worker import GrownGraph
-from graphpo_agent.errors import ConfigError, RunError, ToolError, first_line
-from graphpo_agent.evals.heldout import check_outages, leaves
+from graphpo_agent.errors import ConfigError, RunError, first_line
+from graphpo_agent.evals.heldout import leaves
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.methods.grpo import Grpo
@@ -45,6 +45,7 @@ from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import RunDirectory, write_atomically
 from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.types import SamplingParams, Task
@@ -91,23 +92,16 @@ class RunWorker:
         metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
         sample = training_sample(rollout.graph, credit)
         rows = weighted_rows(sample, self.aggregation, self.horizon)
+        met = outages_of([rollout], policy.tokenizer.decode)
         if not credit.has_signal or not rows.rows:
-            outage = self._outage(rollout, policy.tokenizer)
-            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, outage=outage)
+            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, met)
         line = None
         if derive_seed(step, task.id) % self.prompts_per_step == 0:  # about one a step
             named = replace(rollout.graph, id=f"step-{step}/{task.id}")
             line = graph_to_json(named, credit.classes)
         trained = rows.rows if self.moves_all else moving_rows(rows.rows)
-        return GrownGraph(trained or [_untrained(rollout, self.terms)], rows.total, metrics, line)
-
-    def _outage(self, rollout: Rollout, tokenizer: Tokenizer) -> str | None:
-        """Why all paths of a graph were dropped."""
-        try:
-            check_outages([rollout], tokenizer.decode)
-        except ToolError as error:
-            return str(error)
-        return None
+        trained = trained or [_untrained(rollout, self.terms)]
+        return GrownGraph(trained, rows.total, metrics, met, line)
 
     def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
         """One trajectory of a held-out task, judged as ``evals.heldout`` does."""

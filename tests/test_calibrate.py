@@ -96,7 +96,7 @@ def test_nothing_is_said_where_an_outage_left_nothing_judged(arguments, graphs, 
         run(arguments, graphs, tmp_path / "out", extra=[verifier])
     rollout = ["rollout", *arguments, verifier, "--count", "4", "--out", str(tmp_path / "g.jsonl")]
     assert main(rollout) == 2
-    assert "the verifier met an outage on each of the" in capsys.readouterr().err
+    assert "trajectories unscored (outage_limit: 0.5)" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

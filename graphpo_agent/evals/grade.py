@@ -2,9 +2,10 @@
 
 A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
 and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` takes ``aug_answers``
-(a list of strings) and ``unanswerable`` (true or false). Of the rows of ``graphpo eval`` ``math``
-takes the ``answer``, and one whose reward is null for a tool's outage has no score. It becomes
-``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
+(a list of strings), in the row or its ``metadata``; where ``unanswerable`` is true there, ``gold``
+may be empty. Of the rows of ``graphpo eval`` ``math`` and ``asearcher`` take the ``answer``,
+``asearcher`` the ``turns``, and one whose reward is null for a tool's outage has no score. It
+becomes ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
 import math
@@ -73,6 +74,9 @@ class Transcript:
 
     marked: tuple[str | None, ...] = ()
     """What ``graphpo eval`` took for the answer; empty in other rows."""
+
+    turns: tuple[str, ...] = ()
+    """The policy's own text of each turn, where the row has them."""
 
     left_out: bool = False
     """An evaluation did not count it, for an outage."""
@@ -262,7 +266,7 @@ def _by_answer(transcript: Transcript, compare: _Answers, bare: bool) -> Grade:
     if answer is None:
         return Grade(0.0, None, "no_answer", {})
     scores = [float(compare(answer, (gold,))) for gold in transcript.golds]
-    best = max(scores)
+    best = max(scores, default=0.0)
     nearest = transcript.golds[scores.index(best)] if best > 0 else None
     return Grade(best, answer, "ok", {"gold": nearest})
 
@@ -275,9 +279,9 @@ def _judge(options: GradeOptions) -> Judge:
 
 
 def _by_asearcher(transcript: Transcript) -> Grade:
-    """ASearcher's reward with F1; its turns are what stands between the information elements."""
-    answer = _last_answer(transcript.response)
-    turns = tuple(_INFORMATION.split(transcript.response))
+    """ASearcher's reward with F1; turns are the row's, or what stands between its information."""
+    (answer,) = transcript.marked or (_last_answer(transcript.response),)
+    turns = transcript.turns or tuple(_INFORMATION.split(transcript.response))
     task = Task(str(transcript.id), "", transcript.golds, transcript.metadata)
     score = ASearcherReward()(task, Outcome(transcript.response, answer, turns))
     return Grade(score, answer, "no_answer" if answer is None else "ok", {"turns": len(turns)})
@@ -337,7 +341,9 @@ def _transcripts(path: Path, asked: bool) -> Iterator[Transcript]:
 def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
     identifier = _field(place, row, "id", "a string or whole number", str, int)
     gold = _field(place, row, "gold", "a string or a list of strings", str, list)
-    if not gold and isinstance(gold, list):
+    about = _field(place, {"metadata": {}, **row}, "metadata", "an object", dict) | row
+    metadata = {name: about[name] for name in _METADATA if about.get(name) is not None}
+    if not gold and isinstance(gold, list) and not metadata.get("unanswerable"):
         raise DataError(f"{place}: field 'gold' must not be empty")
     for one in gold if isinstance(gold, list) else ():
         if not isinstance(one, str):
@@ -348,10 +354,18 @@ def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
         response=_field(place, row, "response", "a string", str),
         gold=gold if isinstance(gold, str) else tuple(gold),
         question=_field(place, row, "question", "a string", str) if "question" in row else None,
-        metadata={name: row[name] for name in _METADATA if row.get(name) is not None},
+        metadata=metadata,
         marked=(row["answer"],) if isinstance(row.get("answer", 0), str | None) else (),
+        turns=_turns(place, row),
         left_out=bool(row.get("outages")) and row.get("reward", 0.0) is None,
     )
+
+
+def _turns(place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    turns = _field(place, {"turns": [], **row}, "turns", "a list of strings", list)
+    if not all(isinstance(turn, str) for turn in turns):
+        raise DataError(f"{place}: field 'turns' must be a list of strings")
+    return tuple(turns)
 
 
 def _field(place: str, row: Mapping[str, Any], name: str, wanted: str, *kinds: type) -> Any:

@@ -1,18 +1,33 @@
 """Accuracy on held-out tasks: one trajectory (or several) per task, no graph."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from tqdm.auto import tqdm
 
-from graphpo_agent.errors import ToolError
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.types import SamplingParams, Task
 
-__all__ = ["Evaluation", "by_level", "check_outages", "evaluate", "leaves"]
+__all__ = ["Evaluation", "Judged", "by_level", "judged_paths", "leaves", "measured", "sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One trajectory as an evaluation counts it.
+
+    Attributes:
+        reward: None where an outage of a tool or of the verifier left it unscored; 0 where it was
+            stopped early instead of judged.
+        generated_tokens: the policy's own.
+        turns: edges.
+    """
+
+    task: Task
+    reward: float | None
+    generated_tokens: int
+    turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,99 +60,84 @@ class Evaluation:
     num_trajectories: int
     num_dropped: int
 
+    def trusted(self, limit: float) -> "Evaluation":
+        """The same without an accuracy where outages left out a share of at least ``limit``."""
+        sampled = self.num_trajectories + self.num_dropped
+        if self.num_dropped < limit * sampled:
+            return self
+        nan = float("nan")
+        return replace(self, accuracy=nan, standard_error=nan, best=nan)
 
-def evaluate(
+
+def sample(
     grower: Grower,
     policy: Policy,
     tasks: Sequence[Task],
     samples: int,
     sampling: SamplingParams,
     seed: int,
-    progress: bool = False,
-) -> tuple[Evaluation, list[Rollout]]:
+    finished: Callable[[Rollout], object] = lambda rollout: None,
+) -> list[Rollout]:
     """Sample ``samples`` independent trajectories of each task and judge them.
 
     The random numbers depend on ``seed`` and the task only, so that two policies are compared
-    on the same draws. ``progress`` shows a bar where the output is a terminal.
+    on the same draws, and tasks may be sampled apart. ``finished`` is given each task's as soon as
+    they are there.
     """
     method = Grpo(group_size=samples)
-    with tqdm(total=len(tasks), unit="task", disable=None if progress else True) as bar:
-        rollouts = grower.grow(
-            policy, tasks, method, sampling, (seed, "evaluation"), finished=bar.update
-        )
-    return _measured(rollouts), rollouts
+    return grower.grow(policy, tasks, method, sampling, (seed, "evaluation"), finished=finished)
 
 
-def by_level(rollouts: Sequence[Rollout]) -> dict[str, Evaluation]:
+def judged_paths(rollout: Rollout) -> list[Judged]:
+    """The trajectories of a task, in the order of ``leaves``."""
+    graph = rollout.graph
+    found: list[Judged] = []
+    for leaf, reward in leaves(rollout):
+        path = graph.path(leaf)
+        generated = int(graph.num_trained[path].sum())
+        found.append(Judged(rollout.task, reward, generated, len(path)))
+    return found
+
+
+def leaves(rollout: Rollout) -> list[tuple[int, float | None]]:
+    """The last node of each path beside its reward (``Judged.reward``), in the order of nodes."""
+    return [
+        (leaf, None if rollout.left_out[leaf] else 0.0 if np.isnan(reward) else reward)
+        for leaf in rollout.graph.leaves.tolist()
+        for reward in [float(rollout.graph.reward[leaf])]
+    ]
+
+
+def measured(trajectories: Sequence[Judged]) -> Evaluation:
+    """The means over the trajectories of all tasks; there is at least one."""
+    rewards: dict[str, list[float]] = {}
+    for one in trajectories:
+        if one.reward is not None:
+            rewards.setdefault(one.task.id, []).append(one.reward)
+    means = np.array([np.mean(each) for each in rewards.values()])
+    counted = sum(map(len, rewards.values()))
+    nan = float("nan")
+    return Evaluation(
+        accuracy=float(means.mean()) if len(means) else nan,
+        standard_error=float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else nan,
+        best=float(np.mean([max(each) for each in rewards.values()])) if rewards else nan,
+        response_tokens=float(np.mean([one.generated_tokens for one in trajectories])),
+        turns=float(np.mean([one.turns for one in trajectories])),
+        num_tasks=len(means),
+        num_trajectories=counted,
+        num_dropped=len(trajectories) - counted,
+    )
+
+
+def by_level(trajectories: Sequence[Judged]) -> dict[str, Evaluation]:
     """The same means over the tasks of each ``metadata.level``, in the order of the levels.
 
     Empty where no task says its level; numbers come before names.
     """
-    said = (rollout.task.metadata.get("level") for rollout in rollouts)
-    levels = {str(level) for level in said if level is not None}
-    return {
-        level: _measured([r for r in rollouts if str(r.task.metadata.get("level")) == level])
-        for level in sorted(levels, key=lambda name: (not name.isdecimal(), len(name), name))
-    }
-
-
-def _measured(rollouts: Sequence[Rollout]) -> Evaluation:
-    rewards = [[reward for _, reward in leaves(rollout)] for rollout in rollouts]
-    counted = [kept for each in rewards if (kept := [r for r in each if r is not None])]
-    means = np.array([np.mean(each) for each in counted])
-    sampled, num_trajectories = sum(map(len, rewards)), sum(map(len, counted))
-    return Evaluation(
-        accuracy=float(means.mean()) if len(means) else float("nan"),
-        standard_error=float(means.std(ddof=1) / len(means) ** 0.5)
-        if len(means) > 1
-        else float("nan"),
-        best=float(np.mean([max(each) for each in counted])) if counted else float("nan"),
-        response_tokens=sum(r.ledger.generated_tokens for r in rollouts) / sampled,
-        turns=sum(r.graph.num_edges for r in rollouts) / sampled,
-        num_tasks=len(means),
-        num_trajectories=num_trajectories,
-        num_dropped=sampled - num_trajectories,
-    )
-
-
-def leaves(rollout: Rollout) -> list[tuple[int, float | None]]:
-    """The last node of each path beside its reward, in the order of the nodes.
-
-    None is a path that is left out for an outage. Another that was stopped early instead of judged
-    counts as wrong.
-    """
-    graph = rollout.graph
-    ends = np.setdiff1d(np.arange(graph.num_nodes), graph.parent)
-    rewards = [float(graph.reward[node]) for node in ends]
-    return [
-        (int(node), None if rollout.left_out[node] else 0.0 if np.isnan(reward) else reward)
-        for node, reward in zip(ends, rewards, strict=True)
-    ]
-
-
-def check_outages(rollouts: Sequence[Rollout], decode: Callable[[Sequence[int]], str]) -> None:
-    """Refuse rollouts of which every path was dropped: nothing can be said of a policy by them.
-
-    Raises:
-        ToolError: it is so; says what the first outage gave the policy to read.
-    """
-    if any(rollout.graph.terminal.any() for rollout in rollouts):
-        return
-    rewards = [reward for rollout in rollouts for _, reward in leaves(rollout)]
-    if not rewards or any(reward is not None for reward in rewards):
-        return
-    raise ToolError(
-        f"a tool or the verifier met an outage on each of the {len(rewards)} trajectories; see "
-        f"that its service is there and try again{_told(rollouts, decode)}"
-    )
-
-
-def _told(rollouts: Sequence[Rollout], decode: Callable[[Sequence[int]], str]) -> str:
-    """What the first outage gave the policy to read."""
-    for rollout in rollouts:
-        if "tool_outage" in rollout.statuses:
-            graph, node = rollout.graph, rollout.statuses.index("tool_outage")
-            edge = slice(graph.offsets[node], graph.offsets[node + 1])
-            observed = graph.token_ids[edge][~graph.loss_mask[edge]]
-            return f"; the first one was told: {decode(observed.tolist())}"
-    return ""  # it was in a prefix, or the verifier's
+    of_level: dict[str, list[Judged]] = {}
+    for one in trajectories:
+        level = one.task.metadata.get("level")
+        if level is not None:
+            of_level.setdefault(str(level), []).append(one)
+    order = sorted(of_level, key=lambda name: (not name.isdecimal(), len(name), name))
+    return {level: measured(of_level[level]) for level in order}

@@ -103,6 +103,7 @@ class RunConsole:
         self._time_left = TimeLeft()
         self._rows = 0
         self._accuracies: list[float] = []
+        self._told_of_outages = False
 
     def start(self, total_steps: int | None, header: Sequence[str]) -> None:
         """Print what the run is and show the bar.
@@ -142,6 +143,17 @@ class RunConsole:
         row = GAP.join(f"{c.write(values.get(c.metric, NAN)):>{c.width}}" for c in columns)
         self._print(Text(row, style="green" if evaluated else ""))
         self._move_bar(metrics, left)
+        self._tell_of_outages(metrics)
+
+    def _tell_of_outages(self, metrics: Mapping[str, float]) -> None:
+        """The first step of which outages left something out is told; the file has the others."""
+        share = metrics.get("rollout/left_out", 0.0)
+        if share > 0 and not self._told_of_outages:
+            self._told_of_outages = True
+            self.note(
+                f"outages left {percent(share)} of this step's trajectories unscored; "
+                "rollout/left_out in metrics.jsonl has that of every step"
+            )
 
     def note(self, text: str) -> None:
         """A line between the rows, e.g. that a checkpoint was written."""

@@ -31,6 +31,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "rollout/turns": _mean([s.depth for s in terminal_states]),
         "rollout/nodes": _mean([graph.num_nodes for graph in graphs]),
         "rollout/terminals": _mean([len(r) for r in rewards]),
+        "rollout/left_out": _mean([r.left_out[v] for r in rollouts for v in r.graph.leaves]),
         "rollout/merge_rate": sum(_merged(rollout) for rollout in rollouts) / max(1, edges),
         **{f"rollout/status/{name}": n / max(1, edges) for name, n in statuses.items()},
         "tokens/generated": generated,

@@ -69,6 +69,7 @@ class Rollout:
         states: [n] where each path has got to.
         statuses: [n] what became of each edge; ``ok`` at the root.
         left_out: [n] whether an outage keeps a path that ends there from counting.
+        tool_calls: [n] those of each edge; 0 at the root.
     """
 
     task: Task
@@ -77,6 +78,7 @@ class Rollout:
     states: tuple[PathState, ...]
     statuses: tuple[StepStatus, ...]
     left_out: tuple[bool, ...]
+    tool_calls: tuple[int, ...]
     ledger: Ledger
 
 
@@ -88,6 +90,7 @@ class _Growing:
     graph: RolloutGraph
     states: list[PathState]
     statuses: list[StepStatus]
+    tool_calls: list[int]
     reached: NDArray[np.int64]
     active: NDArray[np.int64]
     ledger: Ledger
@@ -102,6 +105,7 @@ class _Growing:
             tuple(self.states),
             tuple(self.statuses),
             tuple(state.unjudged or (dropping and state.outages > 0) for state in self.states),
+            tuple(self.tool_calls),
             self.ledger,
         )
 
@@ -146,7 +150,7 @@ class Grower:
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
         budget: Budget = UNLIMITED,
-        finished: Callable[[], object] = lambda: None,
+        finished: Callable[[Rollout], object] = lambda rollout: None,
         prefixes: Mapping[str, Prefix] = NO_PREFIXES,
     ) -> list[Rollout]:
         """One graph per task.
@@ -158,7 +162,7 @@ class Grower:
             sampling: temperature and top-p.
             seed_parts: what names this batch, e.g. (run seed, step).
             budget: of each prompt.
-            finished: called whenever a graph is finished.
+            finished: given each graph as soon as it is finished.
             prefixes: by task id, the beginning of an answer that belongs to the root.
         """
         rollouts: list[Rollout] = []
@@ -193,7 +197,7 @@ class Grower:
         sampling: SamplingParams,
         seed_parts: tuple[int | str, ...],
         budget: Budget,
-        finished: Callable[[], object],
+        finished: Callable[[Rollout], object],
     ) -> Rollout:
         """The graph of one task, layer by layer, until the method or the budget ends it."""
         one = await self._start(scheduler, task, prefix, method)
@@ -211,8 +215,9 @@ class Grower:
                 await self._sample(one, scheduler, method, now, sampling, limit)
             if one.ledger.generated_tokens == before:  # nothing can be sampled any more
                 break
-        finished()
-        return one.finished(method.merging, self.outages)
+        rollout = one.finished(method.merging, self.outages)
+        finished(rollout)
+        return rollout
 
     async def _start(
         self, scheduler: Scheduler, task: Task, prefix: Prefix, method: Method
@@ -231,7 +236,7 @@ class Grower:
             summary_tokens=description.summary_tokens,
         )
         root = np.zeros(1, np.int64)
-        return _Growing(task, graph, [state], ["ok"], root, root, ledger)
+        return _Growing(task, graph, [state], ["ok"], [0], root, root, ledger)
 
     def _plan(
         self,
@@ -280,6 +285,7 @@ class Grower:
         for j, (v, _) in enumerate(places):
             one.states.insert(v + j, states[j])
             one.statuses.insert(v + j, "ok")
+            one.tool_calls.insert(v + j, 0)
         return continuations(one.graph, branches, seed_parts)
 
     async def _sample(
@@ -316,6 +322,7 @@ class Grower:
         one.graph = one.graph.append(nodes)
         one.states.extend(step.state for step in steps)
         one.statuses.extend(step.status for step in steps)
+        one.tool_calls.extend(step.tool_calls for step in steps)
         one.reached = np.concatenate([one.reached, new])
         one.active = np.concatenate([one.active, new[[not step.terminal for step in steps]]])
         for step, description in zip(steps, descriptions, strict=True):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from graphpo_agent.errors import ToolError
-from graphpo_agent.evals.heldout import by_level, check_outages, evaluate, leaves
-from graphpo_agent.rollout.grow import Grower
+from graphpo_agent.evals.heldout import by_level, judged_paths, leaves, measured, sample
+from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.outages import Outages, outages_of
 from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
 from tests.rollout.test_grow import NoPolicy, StormyWalk, Walk, tasks
 
@@ -18,7 +19,16 @@ def even(task: Task, outcome: Outcome) -> float:
 
 def run(count: int, samples: int, seed: int = 0, grower: Grower | None = None):  # type: ignore[no-untyped-def]
     grower = grower or Grower(Walk(), even)
-    return evaluate(grower, NoPolicy(), tasks(count), samples, SamplingParams(), seed)  # type: ignore[arg-type]
+    return evaluate(grower, tasks(count), samples, seed)
+
+
+def evaluate(grower: Grower, asked: list[Task], samples: int, seed: int = 0):  # type: ignore[no-untyped-def]
+    rollouts = sample(grower, NoPolicy(), asked, samples, SamplingParams(), seed)  # type: ignore[arg-type]
+    return measured(trajectories(rollouts)), rollouts
+
+
+def trajectories(rollouts: list[Rollout]):  # type: ignore[no-untyped-def]
+    return [path for rollout in rollouts for path in judged_paths(rollout)]
 
 
 def test_the_numbers_are_means_over_all_trajectories() -> None:
@@ -47,7 +57,7 @@ def test_one_task_has_no_standard_error() -> None:
 
 def test_a_path_that_was_stopped_early_counts_as_wrong() -> None:
     grower = Grower(Walk(max_layers=1), lambda task, outcome: 1.0, truncated="early_stopped")
-    evaluation, _ = evaluate(grower, NoPolicy(), tasks(5), 2, SamplingParams(), 0)  # type: ignore[arg-type]
+    evaluation, _ = evaluate(grower, tasks(5), 2)
     assert evaluation.accuracy == 0.0
 
 
@@ -89,26 +99,61 @@ def test_there_is_no_accuracy_where_outages_met_every_path() -> None:
 
 
 class ToldStorm(Storm):
-    """The third step says that it met one."""
+    """The third step says that its call met one."""
 
     def _step(self, state: PathState, seed: int) -> Step:
         step = super()._step(state, seed)
-        return replace(step, status="tool_outage") if step.state.depth == 3 else step
+        third = step.state.depth == 3
+        return replace(step, status="tool_outage" if third else "ok", tool_calls=int(third))
 
 
 @pytest.mark.parametrize(
-    ("walk", "told"), [(Storm(), "try again$"), (ToldStorm(), r"the first one was told: \[9, 9\]$")]
+    ("walk", "told"),
+    [(Storm(), "try again$"), (ToldStorm(), r"first call was told: \[9, 9\]$")],
 )
 def test_rollouts_that_say_nothing_are_refused(walk: Walk, told: str) -> None:
     _, rollouts = run(4, samples=2, grower=Grower(walk, even))
-    with pytest.raises(ToolError, match=f"an outage on each of the 8 trajectories; .*{told}"):
-        check_outages(rollouts, str)
-    _, judged = run(4, samples=2, grower=Grower(walk, even, outages="score"))
-    check_outages(judged, str)
-    _, calm = run(1, samples=2)
-    check_outages([*rollouts, *calm], str)
+    met = outages_of(rollouts, str)
+    with pytest.raises(ToolError, match=f"left 8 of 8 trajectories unscored .*{told}"):
+        met.check(1.0)
+    _, calm = run(8, samples=2)
+    both = met + outages_of(calm, str)
+    assert (both.trajectories, both.left_out) == (24, 8)
+    assert both == outages_of([*rollouts, *calm], str)
+    assert both.reaches(1 / 3) and not Outages(24, 8).reaches(0.34)
     _, cut = run(4, samples=2, grower=Grower(Walk(2), even, truncated="early_stopped"))
-    check_outages(cut, str)
+    outages_of(cut, str).check(0.01)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "failed", "limit", "refused"),
+    [
+        (0, 0, 0.01, False),
+        (4, 0, 0.5, True),
+        (3, 0, 0.5, False),
+        (3, 0, 0.375, True),
+        (1, 5, 0.5, True),  # few search, and nobody answers them
+        (1, 4, 0.5, False),
+        (1, 9, 1.0, False),
+        (1, 10, 1.0, True),
+        (8, 0, 1.0, True),
+    ],
+)
+def test_the_share_from_which_on_outages_are_too_many(
+    left_out: int, failed: int, limit: float, refused: bool
+) -> None:
+    assert Outages(8, left_out, 10, failed).reaches(limit) == refused
+    assert not Outages().reaches(limit)
+
+
+def test_an_accuracy_that_outages_left_too_little_of_is_none() -> None:
+    evaluation, _ = run(40, samples=3, grower=Grower(StormyWalk(), even))
+    share = evaluation.num_dropped / 120
+    assert evaluation.trusted(share + 0.01) == evaluation
+    few = evaluation.trusted(share)
+    assert np.isnan(few.accuracy) and np.isnan(few.standard_error) and np.isnan(few.best)
+    assert few.num_dropped == evaluation.num_dropped and few.turns == evaluation.turns
+    assert run(4, samples=1)[0].trusted(0.01).num_tasks == 4
 
 
 def test_another_seed_draws_other_trajectories_and_the_same_one_the_same():
@@ -138,12 +183,12 @@ def test_each_level_is_measured_by_itself() -> None:
 
     levels = ["10", 2, None] * 10
     asked = [levelled(task, level) for task, level in zip(tasks(30), levels, strict=True)]
-    whole, rollouts = evaluate(Grower(Walk(), even), NoPolicy(), asked, 4, SamplingParams(), 0)  # type: ignore[arg-type]
-    found = by_level(rollouts)
+    whole, rollouts = evaluate(Grower(Walk(), even), asked, 4)
+    found = by_level(trajectories(rollouts))
     assert list(found) == ["2", "10"]
     rewards = np.array([r.graph.reward[r.graph.terminals] for r in rollouts])
     assert found["10"].accuracy == pytest.approx(rewards[0::3].mean())
     assert found["2"].accuracy == pytest.approx(rewards[1::3].mean())
     assert found["2"].num_tasks == 10 and found["2"].num_trajectories == 40
     assert whole.num_tasks == 30
-    assert by_level(run(3, samples=1)[1]) == {}
+    assert by_level(trajectories(run(3, samples=1)[1])) == {}

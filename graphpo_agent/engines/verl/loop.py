@@ -7,6 +7,7 @@ names a function that makes a ``GraphWorker`` of its configuration.
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 from uuid import uuid4
@@ -145,7 +146,7 @@ class GraphLoop(_Loop):
             return [self._row(_nothing(terms), 0.0, versions, note)]
         order, added = text_order([row.token_ids for row in grown.rows])
         notes: list[dict[str, Any]] = [{"total": grown.total, "added": more} for more in added]
-        notes[0] |= {"metrics": grown.metrics, "line": grown.line, "outage": grown.outage}
+        notes[0] |= {"metrics": grown.metrics, "line": grown.line, "outages": asdict(grown.outages)}
         reward = grown.metrics.get("reward/mean", 0.0)
         return [
             self._row(grown.rows[i], reward, versions, note)

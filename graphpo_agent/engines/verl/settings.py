@@ -169,6 +169,7 @@ def verl_settings(
         "kl": config.update.kl_coefficient,
         "entropy": config.update.entropy_coefficient,
         "sync_seconds": _SYNC_SECONDS,
+        "outage_limit": config.outage_limit,
         "shares_prefixes": verl_engine(config).share_prefixes,
         "ranks": verl_engine(config).nodes * verl_engine(config).gpus_per_node,
     }

@@ -28,7 +28,8 @@ from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.log import RunLog, step_metrics
 from graphpo_agent.engines.verl.loop import advantage_field
 from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
-from graphpo_agent.errors import RunError, ToolError
+from graphpo_agent.errors import RunError
+from graphpo_agent.rollout.outages import Outages
 
 __all__ = ["TRAINER", "GraphTrainer"]
 
@@ -132,9 +133,8 @@ class GraphTrainer(PPOTrainerSync):
         for note in notes:
             if note.get("error"):
                 raise RunError(note["error"])
-        grown = [note for note in notes if "metrics" in note]
-        if all(note.get("outage") for note in grown):
-            raise ToolError(grown[0]["outage"])
+        met = (Outages(**note["outages"]) for note in notes if "outages" in note)
+        sum(met, Outages()).check(self._own.outage_limit)
         self._metrics = step_metrics(notes)
         self._run_log.log_graph(notes)
         trained = [i for i, note in enumerate(notes) if note["total"] > 0]
@@ -235,8 +235,9 @@ class GraphTrainer(PPOTrainerSync):
         for error in filter(None, infos.pop("error")):
             raise RunError(error)
         counting = [i for i, counts in enumerate(infos.pop("counts")) if counts]
-        ours = {"eval/outages": float(len(data_sources) - len(counting))}
-        if not counting:
+        outages = len(data_sources) - len(counting)
+        ours = {"eval/outages": float(outages)}
+        if outages >= self._own.outage_limit * len(data_sources):
             return ours
         uids = [sample_uids[i] for i in counting]
         infos = {name: [values[i] for i in counting] for name, values in infos.items()}

@@ -7,6 +7,7 @@ from typing import Protocol
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.verl.rows import WeightedRow
 from graphpo_agent.protocols import Policy, Tokenizer
+from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
 
 __all__ = ["GraphWorker", "GrownGraph", "task_from_line", "task_line"]
@@ -21,15 +22,15 @@ class GrownGraph:
         total: see ``WeightedRows``; 0: the graph is not trained.
         metrics: of the graph; names with ``tokens/`` and ``budget/`` are summed over a step, the
             others averaged.
+        outages: what they met of its calls and paths.
         line: the graph as a line of ``graphs.jsonl``; None for most.
-        outage: why all its paths were dropped; None: some count.
     """
 
     rows: list[WeightedRow]
     total: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    outages: Outages = field(default_factory=Outages)
     line: str | None = None
-    outage: str | None = None
 
 
 class GraphWorker(Protocol):

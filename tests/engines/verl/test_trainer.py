@@ -44,7 +44,8 @@ def test_a_step_in_which_a_prompt_brought_no_graph_ends_the_run() -> None:
 def test_answers_that_do_not_count_are_left_out_of_the_accuracy() -> None:
     from graphpo_agent.engines.verl.trainer import GraphTrainer
 
-    trainer = GraphTrainer.__new__(GraphTrainer)
+    trainer: Any = GraphTrainer.__new__(GraphTrainer)
+    trainer._own = SimpleNamespace(outage_limit=0.5)
 
     def metrics(
         counts: list[bool], errors: list[str | None], tasks: Sequence[str] = "abc"
@@ -59,6 +60,7 @@ def test_answers_that_do_not_count_are_left_out_of_the_accuracy() -> None:
     some = metrics([True, False, True], [None] * 3)
     assert some[accuracy] == 0.5 and some["eval/outages"] == 1
     assert metrics([False] * 3, [None] * 3) == {"eval/outages": 3}
+    assert metrics([False, True, False], [None] * 3) == {"eval/outages": 2}
     again = ["a", "b", "b"]  # a was answered again, in vain
     assert metrics([True, True, True], [None] * 3, again)["eval/accuracy"] == 0.5
     with pytest.raises(RunError, match=r"^the quota is used up$"):

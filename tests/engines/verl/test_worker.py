@@ -127,9 +127,10 @@ def test_a_graph_whose_every_path_met_an_outage_says_so(reach: Path, tmp_path: P
     storm = Storm(worker.grower.expander, lambda task: task == tasks[0].id)
     stormy = replace(worker, grower=replace(worker.grower, expander=storm))
     grown = stormy.grow(policy, tasks[0], 1)
-    assert grown.outage is not None and "met an outage on each of the" in grown.outage
+    assert grown.outages.left_out == grown.outages.trajectories > 0
     assert grown.total == 0.0 and len(grown.rows) == 1
-    assert stormy.grow(policy, tasks[1], 1).outage is None
+    calm = stormy.grow(policy, tasks[1], 1).outages
+    assert calm.left_out == 0 < calm.trajectories
 
 
 def test_a_graph_with_an_advantage_but_no_trained_token_is_not_trained(
@@ -139,7 +140,7 @@ def test_a_graph_with_an_advantage_but_no_trained_token_is_not_trained(
     worker, policy, tasks = made(reach, tmp_path, masked)
     grown = worker.grow(policy, tasks[0], 1)
     assert grown.metrics["credit/nonzero"] > 0
-    assert grown.total == 0.0 and len(grown.rows) == 1 and grown.outage is None
+    assert grown.total == 0.0 and len(grown.rows) == 1 and grown.outages.left_out == 0
 
 
 def test_a_task_travels_as_it_is() -> None:

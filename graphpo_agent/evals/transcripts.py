@@ -1,0 +1,169 @@
+"""The transcripts of an evaluation, kept task by task, so that an interruption costs one task."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from graphpo_agent.config import RunConfig
+from graphpo_agent.data.jsonl import append_line, read_rows
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.evals.heldout import Judged, judged_paths, leaves
+from graphpo_agent.protocols import Expander
+from graphpo_agent.report.run_dir import write_atomically
+from graphpo_agent.rollout.grow import Rollout
+from graphpo_agent.rollout.outages import Outages
+from graphpo_agent.types import Task
+
+__all__ = ["TranscriptFile", "evaluation_name"]
+
+_NOT_EVALUATED = ("output", "threads", "budget", "update", "train")
+
+
+class TranscriptFile:
+    """The file of ``graphpo eval --out``: one JSON line per trajectory.
+
+    Until it is complete it is named ``<path>.partial``, with what evaluation it is of in its first
+    line. The next evaluation of that name goes on with the tasks whose trajectories all count.
+
+    A row has ``id`` (task/node), ``task``, ``question``, ``gold`` and ``metadata`` of the task;
+    ``response`` (the policy's words), ``turns`` (the same by turn; empty in segment mode),
+    ``answer``, ``reward`` (null: left out for an outage), ``outages``, ``tool_calls``,
+    ``generated_tokens`` (the policy's own) and ``edges``.
+    """
+
+    def __init__(self, path: Path, name: Mapping[str, Any], tasks: Sequence[Task], samples: int):
+        """Begin, or go on with what an interrupted evaluation left.
+
+        Args:
+            path: of the complete file.
+            name: what is evaluated; JSON.
+            tasks: all of them.
+            samples: trajectories of a task.
+
+        Raises:
+            ConfigError: the partial file is of another evaluation.
+            DataError: it cannot be read.
+            OSError: it cannot be written; names the file.
+        """
+        self._path = path
+        self._tasks = {task.id: task for task in tasks}
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+        if self.partial.exists():
+            for task, rows in _left_by(self.partial, name).items():
+                judged = all(row["reward"] is not None for row in rows)
+                if judged and len(rows) == samples:
+                    self._rows[task] = rows
+        kept = [row for rows in self._rows.values() for row in rows]
+        write_atomically(self.partial, "".join(_line(row) + "\n" for row in [dict(name), *kept]))
+
+    @property
+    def partial(self) -> Path:
+        """Where the rows are until all are there."""
+        return self._path.with_name(f"{self._path.name}.partial")
+
+    @property
+    def missing(self) -> list[Task]:
+        """The tasks that have no trajectories yet."""
+        return [task for name, task in self._tasks.items() if name not in self._rows]
+
+    @property
+    def trajectories(self) -> list[Judged]:
+        """What is there, as an evaluation counts it."""
+        return [
+            Judged(self._tasks[task], row["reward"], row["generated_tokens"], row["edges"])
+            for task, rows in self._rows.items()
+            for row in rows
+        ]
+
+    @property
+    def outages(self) -> Outages:
+        """What is there, each of whose trajectories counts."""
+        rows = [row for rows in self._rows.values() for row in rows]
+        calls, failed = (sum(row[name] for row in rows) for name in ("tool_calls", "outages"))
+        return Outages(trajectories=len(rows), tool_calls=calls, failed_calls=failed)
+
+    def add(self, rollout: Rollout, expander: Expander) -> None:
+        """Append the trajectories of a task.
+
+        Raises:
+            OSError: they cannot be written; names the file.
+        """
+        rows = _rows(rollout, expander)
+        self._rows[rollout.task.id] = rows
+        append_line(self.partial, "\n".join(map(_line, rows)))
+
+    def complete(self) -> None:
+        """Write all rows, in the order of the tasks, where they belong."""
+        rows = [row for task in self._tasks for row in self._rows[task]]
+        write_atomically(self._path, "".join(_line(row) + "\n" for row in rows))
+        self.partial.unlink()
+
+
+def evaluation_name(
+    config: RunConfig, tasks: Path, samples: int, greedy: bool
+) -> dict[str, Mapping[str, Any]]:
+    """What decides an evaluation's trajectories, as JSON; two that agree in it are one.
+
+    The policy goes by its path and by when its files were last written.
+    """
+    model = Path(config.model.path)
+    written = [file.stat().st_mtime_ns for file in model.glob("*") if file.is_file()]
+    settings = config.model_dump(mode="json", exclude=set(_NOT_EVALUATED))
+    digest = hashlib.sha256(tasks.read_bytes()).hexdigest()
+    flags = {"samples": samples, "greedy": greedy}
+    return {"evaluation": settings | flags | {"tasks": digest, "weights": max(written, default=0)}}
+
+
+def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
+    task = rollout.task
+    rows: list[dict[str, Any]] = []
+    for (leaf, reward), judged in zip(leaves(rollout), judged_paths(rollout), strict=True):
+        state = rollout.states[leaf]
+        path = rollout.graph.path(leaf)
+        rows.append(
+            {
+                "id": f"{task.id}/{leaf}",
+                "task": task.id,
+                "question": task.question,
+                "response": state.response,
+                "turns": list(expander.outcome(state).turns),
+                "answer": state.answer,
+                "gold": list(task.answers),
+                "reward": reward,
+                "outages": state.outages,
+                "tool_calls": sum(rollout.tool_calls[v] for v in path),
+                "generated_tokens": judged.generated_tokens,
+                "edges": judged.turns,
+                "metadata": dict(task.metadata),
+            }
+        )
+    return rows
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _left_by(partial: Path, name: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each task in a partial file; a last line that was cut off is left out."""
+    text = partial.read_bytes()
+    whole = text.rpartition(b"\n")[0]
+    if len(whole) + 1 < len(text):
+        partial.write_bytes(whole + b"\n" if whole else b"")
+    found = [row for _, row in read_rows(partial)]
+    if not found:
+        return {}
+    (begun, *rows) = found
+    if begun != json.loads(json.dumps(name)):
+        own, other = name["evaluation"], begun.get("evaluation", {})
+        differ = sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key))
+        raise ConfigError(
+            f"{partial} holds an interrupted evaluation with other {', '.join(differ)}: remove it, "
+            "or name another --out"
+        )
+    of_task: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        of_task.setdefault(row["task"], []).append(row)
+    return of_task

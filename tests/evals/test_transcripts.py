@@ -1,0 +1,161 @@
+"""``graphpo eval --out`` as a user runs it: interrupted, torn, repeated, graded."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphpo_agent.cli import main
+from graphpo_agent.evals.grade import GradeOptions, grade_file
+from graphpo_agent.rewards.asearcher import ASearcherReward
+from graphpo_agent.types import Outcome, Task
+from tests.worlds import length_reward, run_arguments
+
+
+class Interrupted:
+    """``length_reward`` in a process that is stopped once some tasks are finished.
+
+    Args:
+        seen: the file of finished trajectories.
+        stop: a file that is there for as long as the process is to be stopped.
+    """
+
+    def __init__(self, seen: str, stop: str) -> None:
+        self._seen, self._stop = Path(seen), Path(stop)
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        begun = self._seen.exists() and self._seen.read_bytes().count(b"\n") > 4
+        if begun and self._stop.exists():
+            os.kill(os.getpid(), signal.SIGINT)
+        return length_reward(task, outcome)
+
+
+def arguments(world: Path, out: Path, *more: str) -> list[str]:
+    stopping = {
+        "class": f"{__name__}:Interrupted",
+        "seen": f"{out}.partial",
+        "stop": str(out.with_name("stop")),
+    }
+    run = run_arguments(world, out.with_name("run"), f"reward={json.dumps(stopping)}")
+    return ["eval", *run, "--samples", "2", "--out", str(out), *more]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_an_interrupted_evaluation_goes_on_to_the_same_result(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, out, partial = (tmp_path / name for name in ("w.jsonl", "t.jsonl", "t.jsonl.partial"))
+    assert main(arguments(reach, whole)) == 0
+    said = told(capsys)
+    stop = tmp_path / "stop"
+    stop.touch()
+    assert main(arguments(reach, out)) != 0
+    assert not out.exists()
+    finished = partial.read_text().splitlines()[1:]
+    assert 4 <= len(finished) < 16 and len(finished) % 2 == 0
+    with partial.open("a") as file:
+        file.write(finished[0][:50])  # a kill in the middle of a line
+    stop.unlink()
+    told(capsys)
+    assert main(arguments(reach, out)) == 0
+    again = told(capsys)
+    assert again.startswith(f"{len(finished) // 2} of 8 tasks were finished before: {partial}\n")
+    assert again.partition("\n")[2] == said
+    assert out.read_text() == whole.read_text() and not partial.exists()
+    ids = [json.loads(line)["id"] for line in (reach / "heldout.jsonl").open()]
+    rows = [json.loads(line) for line in out.open()]
+    assert [row["task"] for row in rows] == [name for name in ids for _ in range(2)]
+
+
+def test_what_another_evaluation_left_is_not_gone_on_with(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, partial = tmp_path / "t.jsonl", tmp_path / "t.jsonl.partial"
+    (tmp_path / "stop").touch()
+    assert main(arguments(reach, out)) != 0
+    left = partial.read_bytes()
+    (tmp_path / "stop").unlink()
+    capsys.readouterr()
+    assert main(arguments(reach, out, "seed=7", "--greedy")) == 2
+    error = capsys.readouterr().err
+    assert "interrupted evaluation with other greedy, seed" in error and error.count("\n") == 1
+    assert partial.read_bytes() == left
+    policy = reach / "policy" / "config.json"
+    os.utime(policy, ns=(2**61, 2**61))
+    assert main(arguments(reach, out)) == 2
+    assert "with other weights: remove it" in capsys.readouterr().err
+    os.utime(policy)
+    partial.write_bytes(left[: left.index(b"\n") // 2])  # nothing but a part of the first line
+    assert main(arguments(reach, out)) == 0
+
+
+def test_tasks_that_met_an_outage_are_sampled_again(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, flag = tmp_path / "t.jsonl", tmp_path / "down"
+    run = run_arguments(kb, tmp_path / "run", f"reward={{class: {__name__}:Flaky, down: {flag}}}")
+    command = ["eval", *run, "--out", str(out)]
+    flag.touch()
+    assert main(command) == 2
+    assert not out.exists()
+    error = capsys.readouterr().err
+    assert "of 8 trajectories unscored (outage_limit: 0.5)" in error and error.count("\n") == 1
+    kept = [json.loads(line) for line in Path(f"{out}.partial").read_text().splitlines()][1:]
+    judged = sum(row["reward"] is not None for row in kept)
+    assert len(kept) == 8 and 0 < judged <= 4
+    flag.unlink()
+    assert main(command) == 0
+    assert told(capsys).startswith(f"{judged} of 8 tasks were finished before")
+    assert all(json.loads(line)["reward"] is not None for line in out.open())
+
+
+class Flaky:
+    """A verifier that reaches its service for some tasks only while ``down`` is there."""
+
+    def __init__(self, down: str) -> None:
+        self._down = Path(down)
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        from graphpo_agent.net.failures import CallFailed
+
+        if self._down.exists() and sum(task.id.encode()) % 3:
+            raise CallFailed("transient", "the service is busy")
+        return length_reward(task, outcome)
+
+
+def test_a_row_says_all_that_a_grader_asks_for(kb: Path, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    about: dict[str, Any] = {"level": "2", "aug_answers": ["ab"], "canary": "secret"}
+    lines = [json.loads(line) for line in (kb / "heldout.jsonl").open()]
+    lines = [line | {"metadata": about} for line in lines]
+    lines[0] |= {"answers": [], "metadata": about | {"unanswerable": True}}
+    tasks.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out, grades = tmp_path / "t.jsonl", tmp_path / "g.jsonl"
+    reward = "reward={class: graphpo_agent.rewards.asearcher:ASearcherReward}"
+    run = run_arguments(kb, tmp_path / "run", reward)
+    assert main(["eval", *run, "--tasks", str(tasks), "--samples", "4", "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.open()]
+    assert all(row["metadata"]["canary"] == "secret" for row in rows)
+    assert any(row["tool_calls"] > 0 for row in rows)
+    assert all(len(row["turns"]) == row["edges"] for row in rows)
+    assert all(turn in row["response"] for row in rows for turn in row["turns"])
+    grade_file("asearcher", str(out), str(grades), GradeOptions())
+    assert [json.loads(line)["score"] for line in grades.open()] == [row["reward"] for row in rows]
+
+
+def test_asearcher_s_reward_of_an_evaluation_s_rows(tmp_path: Path) -> None:
+    turns = ["<think>a</think> <search>oak</search>", "<think>b</think> <answer>Oak</answer>"]
+    row = {"id": "a", "response": "".join(turns), "turns": turns, "answer": "Oak", "gold": ["oak"]}
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    alias = row | {"gold": ["fir"], "metadata": {"aug_answers": ["oak"]}}
+    source.write_text("\n".join(map(json.dumps, [row, alias])))
+    grade_file("asearcher", str(source), str(out), GradeOptions())
+    assert [json.loads(line)["score"] for line in out.open()] == pytest.approx([1.0, 0.3])
+    task = Task("a", "", ("oak",))
+    assert ASearcherReward()(task, Outcome(row["response"], "Oak", tuple(turns))) == 1.0
