@@ -171,6 +171,8 @@ class Outcome:
     """The policy's own text of each turn, in order; empty in segment mode."""
     documents: tuple["Document", ...] = ()
     """What the path was shown, each document once."""
+    tool_calls: int = 0
+    """Asked for on the path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from graphpo_agent.types import Task
 
 __all__ = ["TranscriptFile", "evaluation_name"]
 
-_NOT_EVALUATED = ("output", "threads", "budget", "update", "train")
+_NOT_EVALUATED = ("output", "threads", "budget", "outage_limit", "update", "train")
 
 
 class TranscriptFile:
@@ -121,19 +121,19 @@ def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for (leaf, reward), judged in zip(leaves(rollout), judged_paths(rollout), strict=True):
         state = rollout.states[leaf]
-        path = rollout.graph.path(leaf)
+        outcome = expander.outcome(state)
         rows.append(
             {
                 "id": f"{task.id}/{leaf}",
                 "task": task.id,
                 "question": task.question,
                 "response": state.response,
-                "turns": list(expander.outcome(state).turns),
+                "turns": list(outcome.turns),
                 "answer": state.answer,
                 "gold": list(task.answers),
                 "reward": reward,
                 "outages": state.outages,
-                "tool_calls": sum(rollout.tool_calls[v] for v in path),
+                "tool_calls": outcome.tool_calls,
                 "generated_tokens": judged.generated_tokens,
                 "edges": judged.turns,
                 "metadata": dict(task.metadata),

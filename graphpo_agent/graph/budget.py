@@ -39,6 +39,7 @@ class Ledger:
         prefilled_tokens: prefix tokens computed.
         summary_tokens: spent on state summaries.
         tool_calls: made by the agent.
+        failed_calls: those of them that met an outage.
         saved: continuations that redundant states did not get.
         reallocated: continuations given to states beyond their layer's branching number.
     """
@@ -47,6 +48,7 @@ class Ledger:
     prefilled_tokens: int = 0
     summary_tokens: int = 0
     tool_calls: int = 0
+    failed_calls: int = 0
     saved: int = 0
     reallocated: int = 0
 

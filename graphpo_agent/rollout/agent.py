@@ -217,7 +217,13 @@ class TurnExpander:
     def outcome(self, state: PathState) -> Outcome:
         """The policy's own words and answer, and the documents it was shown."""
         memory: AgentMemory = state.memory
-        return Outcome(state.response, state.answer, memory.turns, memory.documents_found)
+        return Outcome(
+            state.response,
+            state.answer,
+            memory.turns,
+            memory.documents_found,
+            memory.tool_calls,
+        )
 
     def _room(self, policy: Policy, path: PathState, context: Context) -> int:
         return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)

@@ -69,7 +69,6 @@ class Rollout:
         states: [n] where each path has got to.
         statuses: [n] what became of each edge; ``ok`` at the root.
         left_out: [n] whether an outage keeps a path that ends there from counting.
-        tool_calls: [n] those of each edge; 0 at the root.
     """
 
     task: Task
@@ -78,7 +77,6 @@ class Rollout:
     states: tuple[PathState, ...]
     statuses: tuple[StepStatus, ...]
     left_out: tuple[bool, ...]
-    tool_calls: tuple[int, ...]
     ledger: Ledger
 
 
@@ -90,7 +88,6 @@ class _Growing:
     graph: RolloutGraph
     states: list[PathState]
     statuses: list[StepStatus]
-    tool_calls: list[int]
     reached: NDArray[np.int64]
     active: NDArray[np.int64]
     ledger: Ledger
@@ -105,7 +102,6 @@ class _Growing:
             tuple(self.states),
             tuple(self.statuses),
             tuple(state.unjudged or (dropping and state.outages > 0) for state in self.states),
-            tuple(self.tool_calls),
             self.ledger,
         )
 
@@ -236,7 +232,7 @@ class Grower:
             summary_tokens=description.summary_tokens,
         )
         root = np.zeros(1, np.int64)
-        return _Growing(task, graph, [state], ["ok"], [0], root, root, ledger)
+        return _Growing(task, graph, [state], ["ok"], root, root, ledger)
 
     def _plan(
         self,
@@ -285,7 +281,6 @@ class Grower:
         for j, (v, _) in enumerate(places):
             one.states.insert(v + j, states[j])
             one.statuses.insert(v + j, "ok")
-            one.tool_calls.insert(v + j, 0)
         return continuations(one.graph, branches, seed_parts)
 
     async def _sample(
@@ -322,7 +317,6 @@ class Grower:
         one.graph = one.graph.append(nodes)
         one.states.extend(step.state for step in steps)
         one.statuses.extend(step.status for step in steps)
-        one.tool_calls.extend(step.tool_calls for step in steps)
         one.reached = np.concatenate([one.reached, new])
         one.active = np.concatenate([one.active, new[[not step.terminal for step in steps]]])
         for step, description in zip(steps, descriptions, strict=True):
@@ -399,5 +393,6 @@ def _enter(ledger: Ledger, step: Step, summary_tokens: int) -> None:
     ledger.generated_tokens += generated
     ledger.summary_tokens += summary_tokens
     ledger.tool_calls += step.tool_calls
+    ledger.failed_calls += step.tool_calls if step.status == "tool_outage" else 0
     if not step.terminal:
         ledger.prefilled_tokens += len(step.token_ids) - generated

@@ -16,7 +16,7 @@ class Outages:
     Attributes:
         trajectories: paths that ended.
         left_out: those that an outage of a tool or of the verifier left unscored.
-        tool_calls: of all edges.
+        tool_calls: made.
         failed_calls: those that met an outage.
         told: what the first of these gave the policy to read; empty where none did.
     """
@@ -62,8 +62,8 @@ def outages_of(rollouts: Sequence[Rollout], decode: Callable[[Sequence[int]], st
     return Outages(
         trajectories=sum(len(rollout.graph.leaves) for rollout in rollouts),
         left_out=sum(r.left_out[leaf] for r in rollouts for leaf in r.graph.leaves.tolist()),
-        tool_calls=sum(sum(rollout.tool_calls) for rollout in rollouts),
-        failed_calls=sum(rollout.statuses.count("tool_outage") for rollout in rollouts),
+        tool_calls=sum(rollout.ledger.tool_calls for rollout in rollouts),
+        failed_calls=sum(rollout.ledger.failed_calls for rollout in rollouts),
         told=_told(rollouts, decode),
     )
 
