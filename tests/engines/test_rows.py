@@ -42,6 +42,14 @@ def path(sample, leaf):
     return nodes[::-1]
 
 
+def with_a_silent_row(sample):
+    """The sample whose first row has no trained token, as where the policy sampled none of it."""
+    mask = sample.loss_mask.copy()
+    for v in path(sample, int(sample.rows[0])):
+        mask[sample.offsets[v] : sample.offsets[v + 1]] = False
+    return replace(sample, loss_mask=mask)
+
+
 def literal_loss(model, samples, objective, aggregation, horizon, reference):
     """One row per trajectory, as released trainers do it; token by token."""
     rows = []

@@ -52,7 +52,8 @@ class WeightedRows:
     Attributes:
         rows: those with a trained token.
         total: what the graph adds to the divisor: 1 for ``edge_mean``, its trained tokens for
-            ``token_mean``, its sequences for ``sequence_mean`` and ``sequence_sum``.
+            ``token_mean``, its sequences with a trained token for ``sequence_mean`` and
+            ``sequence_sum``.
     """
 
     rows: list[WeightedRow]
@@ -79,8 +80,9 @@ def weighted_rows(
         copied_tokens, edges = tokens.sum(), np.sum(tokens > 0)
     else:
         through = row_paths(sample.parent, sample.rows) & (tokens > 0)
-        trained, sequences = through.any(), len(through)
-        copied_tokens, edges = (through @ tokens).sum(), through.sum()
+        lengths = through @ tokens
+        trained, sequences = through.any(), np.sum(lengths > 0)
+        copied_tokens, edges = lengths.sum(), through.sum()
     per_token = {
         "edge_mean": 1.0 / (np.maximum(tokens, 1) * max(int(edges), 1)),
         "token_mean": np.ones(len(tokens)),

@@ -14,7 +14,7 @@ from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.rows import moving_rows, weighted_rows
 from tests.engines.graphs import partly_idle, random_sample, with_rollout_logprobs
 from tests.engines.test_gradient import engine_gradients, gradients, norm_in_full_precision
-from tests.engines.test_rows import with_rows
+from tests.engines.test_rows import with_a_silent_row, with_rows
 
 pytestmark = pytest.mark.verl
 
@@ -31,6 +31,7 @@ KINDS = {
     "two_terms": lambda seed: random_sample(seed, num_nodes=14, terms=2),
     "trajectories": lambda seed: with_rows(seed, one_advantage_each=True),
     "edges_of_trajectories": lambda seed: with_rows(seed, one_advantage_each=False),
+    "a_silent_trajectory": lambda seed: with_a_silent_row(with_rows(seed, one_advantage_each=True)),
 }
 
 

@@ -7,7 +7,7 @@ from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.rows import moving_rows, weighted_rows
 from tests.engines.graphs import partly_idle, random_sample
-from tests.engines.test_rows import path, with_rows
+from tests.engines.test_rows import path, with_a_silent_row, with_rows
 
 AGGREGATIONS = ["edge_mean", "token_mean", "sequence_mean", "sequence_sum"]
 HORIZON = 50
@@ -41,17 +41,20 @@ def literal_weights(sample, aggregation):
                     "sequence_sum": 1 / HORIZON,
                 }[aggregation]
                 weights.append((t, weight))
-    total = {"edge_mean": 1.0, "token_mean": float(len(weights))}.get(aggregation, len(sequences))
+    count = sum(1 for sequence in sequences if sequence)
+    total = {"edge_mean": 1.0, "token_mean": float(len(weights))}.get(aggregation, count)
     return weights, total
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("trajectories", [None, "one_advantage_each", "of_edges"])
+@pytest.mark.parametrize("trajectories", [None, "one_advantage_each", "of_edges", "one_silent"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_trained_token_has_its_weight_once_per_sequence(seed, trajectories, aggregation):
     sample = random_sample(seed, num_nodes=14)
     if trajectories:
-        sample = with_rows(seed, trajectories == "one_advantage_each")
+        sample = with_rows(seed, trajectories != "of_edges")
+    if trajectories == "one_silent":
+        sample = with_a_silent_row(sample)
     expected, total = literal_weights(sample, aggregation)
     made = weighted_rows(sample, aggregation, HORIZON)
     assert made.total == total
