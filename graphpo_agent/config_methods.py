@@ -207,6 +207,8 @@ class OwnMethod(Strict):
     """A ``Method`` (``methods/method.py``), e.g. ``{class: mine:Median, group_size: 4}``."""
     width: Positive = 64
     """Paths of a prompt at most, for the estimate of memory where the run has no budget."""
+    terms: Positive = 1
+    """Advantages of an edge that are clipped apart, which verl has to know beforehand."""
 
 
 MethodConfig = Annotated[

@@ -38,6 +38,7 @@ from graphpo_agent.errors import ConfigError, RunError, first_line
 from graphpo_agent.evals.heldout import leaves
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
+from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.protocols import Policy, Tokenizer
@@ -81,7 +82,11 @@ class RunWorker:
     prompts_per_step: int
 
     def grow(self, policy: Policy, task: Task, step: int) -> GrownGraph:
-        """The graph of one task of a training step: grown, scored, credited, cut into rows."""
+        """The graph of one task of a training step: grown, scored, credited, cut into rows.
+
+        Raises:
+            ConfigError: the method gives an edge another number of advantages than it said.
+        """
         (rollout,) = self.grower.grow(
             policy, [task], self.method, self.sampling, (self.seed, step), self.budget
         )
@@ -91,6 +96,7 @@ class RunWorker:
         metrics = rollout_metrics([rollout]) | credit_metrics([credit])
         metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
         sample = training_sample(rollout.graph, credit)
+        self._check_terms(sample)
         rows = weighted_rows(sample, self.aggregation, self.horizon)
         met = outages_of([rollout], policy.tokenizer.decode)
         if not credit.has_signal or not rows.rows:
@@ -102,6 +108,14 @@ class RunWorker:
         trained = rows.rows if self.moves_all else moving_rows(rows.rows)
         trained = trained or [_untrained(rollout, self.terms)]
         return GrownGraph(trained, rows.total, metrics, met, line)
+
+    def _check_terms(self, sample: TrainingSample) -> None:
+        found = 1 if sample.row_advantages is not None else len(sample.advantages)
+        if found != self.terms:
+            raise ConfigError(
+                f"method {self.method.name} gives an edge {found} advantages, and verl was told of "
+                f"{self.terms}: set method.terms={found}"
+            )
 
     def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
         """One trajectory of a held-out task, judged as ``evals.heldout`` does."""

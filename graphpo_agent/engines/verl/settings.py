@@ -10,6 +10,7 @@ from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_methods import (
     GraphPOMethod,
     MethodConfig,
+    OwnMethod,
     PrmMethod,
     ProsMethod,
     TreeMethod,
@@ -124,6 +125,8 @@ def _loads_scorer(method: MethodConfig) -> bool:
 
 def advantage_terms(method: MethodConfig) -> int:
     """How many advantages an edge has that are clipped apart."""
+    if isinstance(method, OwnMethod):
+        return method.terms
     separate = isinstance(method, GraphPOMethod | TreeMethod) and method.objective == "separate"
     return 2 if separate else 1
 

@@ -150,6 +150,8 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     settings = verl_settings(dual, tmp_path, "cpu", "a:b", "text")
     assert settings[f"{actor}.clip_ratio_c"] == 3.0
     assert settings["+graphpo"]["terms"] == 2
+    own = config("method={name: own, object: {class: a:B}, terms: 3}")
+    assert verl_settings(own, tmp_path, "cpu", "a:b", "text")["+graphpo"]["terms"] == 3
     assert (settings["trainer.val_before_train"], settings["trainer.test_freq"]) == (False, -1)
     assert settings["actor_rollout_ref.rollout.enforce_eager"] is True
 

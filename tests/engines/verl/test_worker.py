@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.verl.worker import task_from_line, task_line
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.method import Credit
 from graphpo_agent.protocols import Policy
 from graphpo_agent.train_verl import RunWorker, make_worker
 from graphpo_agent.types import Task
@@ -141,6 +145,31 @@ def test_a_graph_with_an_advantage_but_no_trained_token_is_not_trained(
     grown = worker.grow(policy, tasks[0], 1)
     assert grown.metrics["credit/nonzero"] > 0
     assert grown.total == 0.0 and len(grown.rows) == 1 and grown.outages.left_out == 0
+
+
+class TwoTerms(GraphPO):
+    """A method of one's own whose edges have two advantages each."""
+
+    def assign_credit(self, *batch: Any) -> list[Credit]:
+        return [
+            replace(credit, advantages=np.concatenate([credit.advantages, -credit.advantages]))
+            for credit in super().assign_credit(*batch)
+        ]
+
+
+def test_a_method_of_ones_own_may_have_two_terms(reach: Path, tmp_path: Path) -> None:
+    two = "{class: 'tests.engines.verl.test_worker:TwoTerms', schedule: [3, 2, 1, 1]}"
+    own = f"method={{name: own, object: {two}}}"
+    worker, policy, tasks = made(reach, tmp_path, own, "method.terms=2")
+    rows = [row for task in tasks[:4] for row in worker.grow(policy, task, 1).rows]
+    assert any(row.advantages.any() for row in rows)
+    for row in rows:
+        np.testing.assert_array_equal(row.advantages[1], -row.advantages[0])
+    worker, policy, _ = made(reach, tmp_path, own)
+    with pytest.raises(
+        ConfigError, match=r"method graphpo gives an edge 2 .*: set method.terms=2$"
+    ):
+        worker.grow(policy, tasks[0], 1)
 
 
 def test_a_task_travels_as_it_is() -> None:
