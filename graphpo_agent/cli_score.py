@@ -29,7 +29,8 @@ def add_score_verb(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     )
     settings = parser.add_argument_group(
         "settings of the methods",
-        "without them as the method's authors released it, but not whitened",
+        "without them as the method's authors released it, but not whitened, and dapo without its "
+        "penalty on overlong answers",
     )
 
     def setting(name: str, **how: Any) -> None:
@@ -80,7 +81,8 @@ def _add_other_settings(setting: Callable[..., None]) -> None:
     setting(
         "--singleton",
         choices=["zero", "inherit", "raw"],
-        help="graphpo, tree, spo_tree, treerpo: zero, inherit; grpo, dapo, tree_grpo: raw, zero",
+        help="an edge alone: graphpo, tree (zero), spo_tree, treerpo (inherit): zero, inherit; a "
+        "trajectory alone: grpo, dapo, tree_grpo (raw): raw, zero",
     )
     setting(
         "--normalize",

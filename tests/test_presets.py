@@ -71,9 +71,9 @@ def test_a_methods_configuration_has_its_settings_and_their_defaults(name: str) 
     assert set(settings) == set(configured)
     for setting, default in settings.items():
         field = configured[setting]
-        if setting in ("whiten", "singleton") and name in ("spo_tree", "treerpo"):
-            assert field.default == {"whiten": "batch", "singleton": "inherit"}[setting]
-        elif not field.is_required() and setting != "whiten":
+        if setting == "whiten":
+            assert field.default == "batch"
+        elif not field.is_required():
             assert field.default == default, setting
 
 

@@ -85,6 +85,8 @@ OPTIONS = frozenset(_GRAPHPO).union(*_SETTINGS.values())
 def scoring_method(name: str, options: Mapping[str, Any]) -> Method:
     """The method of a name, as its options set it; without them as its authors released it.
 
+    But for whitening and for ``dapo``'s penalty on overlong answers, which nothing does unasked.
+
     Args:
         name: one of ``METHODS``.
         options: those that were given, by name.

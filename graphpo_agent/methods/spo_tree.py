@@ -61,7 +61,7 @@ class SpoTree:
 
     schedule: tuple[int, ...] = (6, 6, 6)
     normalize: Literal["none", "std"] = "none"
-    singleton: Singleton = "zero"
+    singleton: Singleton = "inherit"
     drop_zero: bool = True
     max_probability: float | None = 0.9
     name: str = "spo_tree"

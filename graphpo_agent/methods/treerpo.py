@@ -44,7 +44,7 @@ class TreeRpo:
 
     schedule: tuple[int, ...] = (4, 4, 4)
     normalize: Literal["std", "none"] = "std"
-    singleton: Singleton = "zero"
+    singleton: Singleton = "inherit"
     name: str = "treerpo"
     needs_states: bool = False
     whiten: Whiten = "none"

@@ -44,7 +44,7 @@ def balanced(schedule, rewards):
 )
 def test_spo_tree_by_sibling_std_is_graphpo_unmerged_on_balanced_trees(schedule, rewards):
     graph = balanced(schedule, rewards[: math.prod(schedule)])
-    spo = credit_of(SpoTree(normalize="std"), graph)
+    spo = credit_of(SpoTree(normalize="std", singleton="zero"), graph)
     graphpo = credit_of(unmerged(), graph)
     np.testing.assert_allclose(spo.columns["score"], graphpo.columns["score"], atol=1e-12)
     # The one divides by n, the other by n − 1.
@@ -53,17 +53,17 @@ def test_spo_tree_by_sibling_std_is_graphpo_unmerged_on_balanced_trees(schedule,
     np.testing.assert_allclose(
         spo.advantages[0, 1:] * ddof, graphpo.advantages[0, 1:], rtol=2e-5, atol=2e-5
     )
-    step_rewards = credit_of(SpoTree(), graph).advantages[0, 1:]
+    step_rewards = credit_of(SpoTree(singleton="zero"), graph).advantages[0, 1:]
     np.testing.assert_allclose(step_rewards, graphpo.columns["step_reward"][1:], atol=1e-12)
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        SpoTree(singleton="inherit"),
-        SpoTree(singleton="inherit", normalize="std"),
-        TreeRpo(singleton="inherit"),
-        TreeRpo(singleton="inherit", normalize="none"),
+        SpoTree(),
+        SpoTree(normalize="std"),
+        TreeRpo(),
+        TreeRpo(normalize="none"),
         TreeRL(select=None),
     ],
 )
@@ -94,7 +94,8 @@ def test_on_unbalanced_trees_they_differ():
 def test_treerpo_is_graphpo_unmerged_with_means_over_children(record):
     graph = graph_of(record)
     found = np.nan_to_num(credit_of(TreeRpo(), graph).advantages)
-    expected = np.nan_to_num(credit_of(unmerged(backup="mean"), graph).advantages)
+    graphpo = credit_of(unmerged(backup="mean", singleton="inherit"), graph)
+    expected = np.nan_to_num(graphpo.advantages)
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
@@ -102,7 +103,8 @@ def test_treerpo_is_graphpo_unmerged_with_means_over_children(record):
 def test_spo_tree_is_graphpo_s_step_reward_with_means_over_children(record):
     graph = graph_of(record)
     expected = credit_of(unmerged(backup="mean"), graph).columns["step_reward"]
-    np.testing.assert_allclose(credit_of(SpoTree(), graph).advantages[0], expected, atol=1e-12)
+    found = credit_of(SpoTree(singleton="zero"), graph).advantages[0]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("rewards", list(product([0.0, 1.0], repeat=4)))

@@ -117,7 +117,7 @@ def slow_values(g):
 def test_against_the_definition(record, normalize):
     g, graph = Graph(record["nodes"]), graph_of(record)
     value = slow_values(g)
-    credit = credit_of(SpoTree(normalize=normalize), graph)
+    credit = credit_of(SpoTree(normalize=normalize, singleton="zero"), graph)
     for v, score, advantage in zip(
         graph.node_ids.tolist(), credit.columns["score"], credit.advantages[0], strict=True
     ):
@@ -185,14 +185,14 @@ def test_edges_without_siblings_go_on_with_the_credit_of_the_edge_before():
     #             └─── 7 stopped early: has no value
     parents, rewards = [None, 0, 1, 2, 0, 4, 5, 5], [None, None, None, 1.0, None, None, 0.0, None]
     graph = graph_from(parents, rewards, tokens=[[1]] * 8)
-    alone = credit_of(SpoTree(), graph)
+    alone = credit_of(SpoTree(singleton="zero"), graph)
     np.testing.assert_array_equal(alone.advantages[0, 1:], [0.5, 0, 0, -0.5, 0, 0, np.nan])
     assert untrained(alone) == [True, False, True, True, False, True, True, True]
-    on = credit_of(SpoTree(singleton="inherit"), graph)
+    on = credit_of(SpoTree(), graph)
     np.testing.assert_array_equal(on.advantages[0, 1:], [0.5, 0.5, 0.5, *[-0.5] * 3, np.nan])
     assert untrained(on) == [True, *[False] * 6, True]
     chain = graph_from([None, 0, 1], [None, None, 1.0])
-    assert not credit_of(SpoTree(singleton="inherit"), chain).has_signal
+    assert not credit_of(SpoTree(), chain).has_signal
 
 
 def test_a_prompt_alone():

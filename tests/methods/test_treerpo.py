@@ -20,7 +20,7 @@ def test_by_hand():
     #   0 ── 1 ── 3 R=1       V(1) = 2/3, V(2) = 0
     #   │    ├─── 4 R=0
     #   │    └─── 5 R=1
-    #   └─ 2 ── 6 R=0         a group of one
+    #   └─ 2 ── 6 R=0         a group of one goes on with the edge before
     #        └─ 7 stopped early
     graph = graph_from(
         [None, 0, 0, 1, 1, 1, 2, 2],
@@ -34,16 +34,17 @@ def test_by_hand():
     right, wrong = (1 / 3) / (spread + 1e-6), (-2 / 3) / (spread + 1e-6)
     nan = math.nan
     np.testing.assert_allclose(
-        credit.advantages, [[nan, first, -first, right, wrong, right, 0.0, nan]], rtol=1e-12
+        credit.advantages, [[nan, first, -first, right, wrong, right, -first, nan]], rtol=1e-12
     )
     np.testing.assert_allclose(
         credit.columns["score"], [1 / 3, 2 / 3, 0.0, 1.0, 0.0, 1.0, 0.0, nan]
     )
     assert untrained(credit) == [True, *[False] * 6, True]
     assert credit.rows is None
+    assert credit_of(TreeRpo(singleton="zero"), graph).advantages[0, 6] == 0.0
     centred = credit_of(TreeRpo(normalize="none"), graph)
     np.testing.assert_allclose(
-        centred.advantages, [[nan, 1 / 3, -1 / 3, 1 / 3, -2 / 3, 1 / 3, 0.0, nan]]
+        centred.advantages, [[nan, 1 / 3, -1 / 3, 1 / 3, -2 / 3, 1 / 3, -1 / 3, nan]]
     )
 
 
@@ -55,6 +56,7 @@ def test_against_the_definition(record, normalize):
         below = [value[c] for c in g.children[v] if value[c] is not None]
         value[v] = g.reward(v) if g.terminal(v) else (mean(below) if below else None)
     credit = credit_of(TreeRpo(normalize=normalize), graph)
+    before = {g.root: 0.0}
     for v, advantage in zip(graph.node_ids.tolist(), credit.advantages[0], strict=True):
         if v == g.root or value[v] is None:
             assert math.isnan(advantage)
@@ -64,6 +66,9 @@ def test_against_the_definition(record, normalize):
         expected = value[v] - mean(siblings) if spread > 1e-12 else 0.0
         if normalize == "std":
             expected /= spread + 1e-6
+        if len(siblings) == 1:
+            expected = before[g.parent[v]]
+        before[v] = expected
         assert advantage == pytest.approx(expected, abs=1e-6)
 
 
