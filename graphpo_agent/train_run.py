@@ -198,4 +198,4 @@ def write_run_report(run: RunDirectory, config: RunConfig) -> Path:
         (credit,) = credits_of(method, [graph], [classes])
         return credit
 
-    return write_report(run.path, credit_of, decode)
+    return write_report(run.path, credit_of, decode, method.whiten == "batch")

@@ -39,6 +39,7 @@ EACH_EDGE_ONCE = (
     *("graphpo", "graphpo_plus", "waves", "separate", "tree"),
     *("spo_tree", "spo_chain", "treerpo"),
 )
+WHITENED = ("spo_tree", "spo_chain", "treepo")
 IN_SEGMENTS = {
     "pros": "{name: pros, group_size: 4}",
     "treerl": "{name: treerl, trees: 2, select: 5}",
@@ -88,6 +89,8 @@ def test_every_method_trains_in_both_modes(
     assert [row["step"] for row in steps] == [1, 2]
     if budget:
         assert [row["tokens/generated"] for row in steps] == [3 * tokens] * 2
+    page = (run / "report.html").read_text()
+    assert ("before whitening" in page) == (method in WHITENED)
     losses = [row["update/loss"] for row in steps if "update/loss" in row]
     assert losses and all(math.isfinite(loss) for loss in losses)
     assert len(updates) == len(losses)

@@ -48,6 +48,7 @@ def write_report(
     run_dir: Path,
     credit_of: Callable[[RolloutGraph], Credit],
     decode: Callable[[Sequence[int]], str] | None = None,
+    whitens: bool = False,
 ) -> Path:
     """Write ``report.html`` of a run directory: whole or not at all, readable offline.
 
@@ -57,6 +58,8 @@ def write_report(
         credit_of: the credit of a graph by the run's method.
         decode: token ids to text, to show what the edges of the drawn graph say; None leaves
             that out.
+        whitens: the run trains with these advantages whitened over a step's graphs, of which the
+            file keeps one; the page says so.
 
     Returns:
         The path of the report.
@@ -78,6 +81,7 @@ def write_report(
         num_steps=len(run.metrics.steps),
         sections=_sections(run.metrics),
         graph=None if choice is None else _graph_section(*choice, credit_of, decode),
+        whitens=whitens,
         config=_grouped(run.config),
         manifest=flatten(run.manifest),
         table=_numbers(run.metrics),
