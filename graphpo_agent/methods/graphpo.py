@@ -112,6 +112,8 @@ class GraphPO:
             "step_reward": credit.step_reward,
             "correctness_advantage": credit.correctness_advantage,
             "efficiency_advantage": credit.efficiency_advantage,
-            "advantage": credit.advantage,
         }
+        if credit.trajectory_advantage is not None:
+            columns["trajectory_advantage"] = credit.trajectory_advantage
+        columns["advantage"] = credit.advantage
         return Credit(credit.classes, np.stack(terms), columns)

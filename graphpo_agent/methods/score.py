@@ -271,7 +271,13 @@ def _trajectories(graph: RolloutGraph, credit: Credit) -> Iterator[dict[str, obj
 
 
 _EDGE_FIELDS = frozenset(
-    {"step_reward", "correctness_advantage", "efficiency_advantage", "advantage"}
+    {
+        "step_reward",
+        "correctness_advantage",
+        "efficiency_advantage",
+        "trajectory_advantage",
+        "advantage",
+    }
 )
 
 

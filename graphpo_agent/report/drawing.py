@@ -138,6 +138,7 @@ def node_facts(
                 ("step_reward", "step reward"),
                 ("correctness_advantage", "correctness advantage"),
                 ("efficiency_advantage", "efficiency advantage"),
+                ("trajectory_advantage", "trajectory advantage"),
             )
             if name in columns
         ]

@@ -73,6 +73,20 @@ def test_graphpo_by_hand(tmp_path: Path) -> None:
     assert "advantage" not in scored["nodes"][0] and "score" in scored["nodes"][0]
 
 
+def test_an_advantage_is_the_sum_of_its_weighted_columns(tmp_path: Path) -> None:
+    (plain,) = score(tmp_path, "--method", "graphpo")
+    assert not any("trajectory_advantage" in node for node in plain["nodes"])
+    (scored,) = score(tmp_path, "--method", "graphpo", "--trajectory-weight", "0.5")
+    assert "trajectory_advantage" not in scored["nodes"][0]
+    of_trajectory = column(scored, "trajectory_advantage")
+    mean, std = 2 / 3, math.sqrt(1 / 3)  # of the rewards 1, 0, 1
+    assert of_trajectory[5] == pytest.approx(-mean / (std + 1e-6))
+    assert of_trajectory[3] == pytest.approx((1 - mean) / (std + 1e-6))
+    for node in scored["nodes"][1:]:
+        whole = node["correctness_advantage"] + 0.2 * node["efficiency_advantage"]
+        assert node["advantage"] == pytest.approx(whole + 0.5 * node["trajectory_advantage"])
+
+
 def test_tree_is_graphpo_without_merging(tmp_path: Path) -> None:
     (scored,) = score(tmp_path, "--method", "tree")
     (unmerged,) = score(tmp_path, "--method", "graphpo", "--merge", "none")
