@@ -147,7 +147,6 @@ def train(
         checkpoint = run.latest_checkpoint()
         setup.load(checkpoint)
         progress = run.rewind(checkpoint)
-        run.record_resume(dump_config(config), command_line())  # what cannot go on changes nothing
     started = time.monotonic() - progress.seconds
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
     after = None
@@ -157,7 +156,7 @@ def train(
         run.log_metrics(row)
         console.step(row)
 
-    over = _fraction(config, progress) >= 1.0
+    over, resuming = _fraction(config, progress) >= 1.0, resume
     if over:
         console.note(f"complete after step {progress.step}; more train.steps or tokens go on")
     while not over:
@@ -169,6 +168,9 @@ def train(
             row["time/eval"] = time.monotonic() - started - progress.seconds  # since the update
         row["time/seconds"] = time.monotonic() - started
         run.log_metrics(row)
+        if resuming:  # settings that do not get through a step are not kept
+            run.record_resume(dump_config(config), command_line())
+            resuming = False
         if signal:
             run.log_graph(_largest(signal, progress.step))
         if over or progress.step % config.train.checkpoint_every == 0:

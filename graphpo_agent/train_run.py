@@ -118,6 +118,7 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
             run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
         else:
             run = RunDirectory.existing(path)
+            run.check_manifest()
             header += _changes(run, config)
         console.start(config.train.steps, header)
         try:
@@ -146,6 +147,7 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
             run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
         else:
             run = RunDirectory.existing(path)
+            run.check_manifest()
             rewind_logs(run)
             header += _changes(run, config)
         console.start(config.train.steps, header)

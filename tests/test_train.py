@@ -575,7 +575,13 @@ def test_overrides_of_a_resumed_run_are_told_and_kept(
 
 
 @pytest.mark.parametrize(
-    "change", ["model.lora={rank: 2}", "method={name: pros, group_size: 4}", "train.steps=9"]
+    "change",
+    [
+        "model.lora={rank: 2}",
+        "method={name: pros, group_size: 4}",
+        "reward=tests.worlds:bad_reward",  # fails in the first step
+        "train.steps=9",
+    ],
 )
 def test_a_resume_that_fails_changes_nothing(
     change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

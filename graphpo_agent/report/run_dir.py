@@ -171,6 +171,10 @@ class RunDirectory:
             os.truncate(log, size)
         return progress
 
+    def check_manifest(self) -> None:
+        """Raise RunError where nothing could be added to the manifest."""
+        self._read_manifest()
+
     def record_resume(self, config_yaml: str, command: Sequence[str]) -> None:
         """Keep the configuration with which the run goes on, and how it was called."""
         manifest = self._read_manifest()
