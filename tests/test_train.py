@@ -636,10 +636,12 @@ def test_files_that_no_run_wrote_are_not_overwritten(
     assert contents(tmp_path) == {tmp_path / "config.yaml": b"my: own"}
 
 
-def test_a_copy_of_a_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
+def test_neither_a_copy_of_a_checkpoint_nor_half_of_one_is_a_checkpoint(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     for name in ("step-000010", "step-000009", "step-000009.bak", "step-old", "step-1000000"):
         (run.checkpoints_path / name).mkdir(parents=True)
+        (run.checkpoints_path / name / "progress.json").touch()
+    (run.checkpoints_path / "step-2000000").mkdir()
     names = [path.name for path in run.checkpoints()]
     assert names == ["step-000009", "step-000010", "step-1000000"]
 

@@ -136,8 +136,8 @@ class RunDirectory:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        found = self.checkpoints_path.glob("step-*")
-        steps = {path.name.removeprefix("step-"): path for path in found}
+        found = self.checkpoints_path.glob("step-*/progress.json")  # written last
+        steps = {path.parent.name.removeprefix("step-"): path.parent for path in found}
         return [steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)]
 
     def latest_checkpoint(self) -> Path:
