@@ -28,8 +28,13 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 __all__ = ["SCHEMA", "graph_to_json", "parse_graph", "read_graphs"]
 
 
-def read_graphs(path: str | Path) -> Iterator[RolloutGraph]:
+def read_graphs(path: str | Path, log: bool = False) -> Iterator[RolloutGraph]:
     """The graphs of a file, one by one; blank lines are skipped.
+
+    Args:
+        path: the file.
+        log: a run writes it: it may be empty, and a last line that no newline ends is left out,
+            for the run may have been killed there.
 
     Raises:
         GraphError: the file cannot be read, is empty, holds a graph id twice or a line that breaks
@@ -39,7 +44,7 @@ def read_graphs(path: str | Path) -> Iterator[RolloutGraph]:
     try:
         with open(path, "rb") as file:
             for number, raw in enumerate(file, 1):
-                if not raw.strip():
+                if not raw.strip() or (log and not raw.endswith(b"\n")):
                     continue
                 try:
                     graph = parse_graph(raw.decode("utf-8-sig").rstrip())
@@ -56,7 +61,7 @@ def read_graphs(path: str | Path) -> Iterator[RolloutGraph]:
                 yield graph
     except OSError as error:
         raise GraphError(f"{path}: {error.strerror}") from None
-    if not lines_by_id:
+    if not lines_by_id and not log:
         raise GraphError(f"{path}: no graph in it")
 
 

@@ -71,7 +71,7 @@ def write_report(
     """
     run = read_run(run_dir)
     graphs = run_dir / "graphs.jsonl"
-    choice = choose_graph(graphs) if graphs.is_file() and graphs.stat().st_size else None
+    choice = choose_graph(graphs) if graphs.is_file() else None
     page = render(
         "report.html",
         name=run.name,
@@ -95,7 +95,7 @@ def write_report(
 
 
 def choose_graph(path: Path) -> tuple[RolloutGraph, int] | None:
-    """The graph of a file that shows most, and how many there are; None without any.
+    """The graph of a run's file that shows most, and how many there are; None without any.
 
     Best is one that can be drawn whole, then one whose terminals have different rewards, then the
     one with the most nodes that share an equivalence class, then the largest, then the latest.
@@ -103,7 +103,7 @@ def choose_graph(path: Path) -> tuple[RolloutGraph, int] | None:
     best: RolloutGraph | None = None
     best_rank: tuple[bool, bool, int, int] = (False, False, 0, 0)
     count = 0
-    for graph in read_graphs(path):
+    for graph in read_graphs(path, log=True):
         count += 1
         rank = _rank(graph)
         if best is None or rank >= best_rank:

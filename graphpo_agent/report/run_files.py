@@ -114,7 +114,8 @@ def _read_text(path: Path) -> str | None:
 
 def _parse_metrics(path: Path, text: str) -> Metrics:
     rows: dict[float, dict[str, float]] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
+    whole = text.rpartition("\n")[0]  # a run that was killed may leave half a line
+    for number, line in enumerate(whole.split("\n"), start=1):
         if line.strip():
             row = _parse_row(f"{path}:{number}", line)
             rows[row["step"]] = row

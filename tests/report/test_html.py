@@ -140,6 +140,20 @@ def test_a_status_that_ends_no_edge_of_a_step_is_zero_there(tmp_path: Path) -> N
     assert _line(panel, metrics, "rollout/status/tool_outage", "tool outage") == []
 
 
+def test_a_run_that_was_killed_within_a_line_has_its_report(tmp_path: Path) -> None:
+    run = write_sample_run(tmp_path, steps=3, num_graphs=2)
+    before, _ = _report(run)
+    logs = [run / "metrics.jsonl", run / "graphs.jsonl"]
+    for log in logs:
+        line = log.read_text().splitlines()[-1]
+        with log.open("a") as file:
+            file.write(line[: len(line) // 2])
+    assert _report(run)[0] == before
+    for log in logs:
+        log.write_text('{"st')
+    assert "No step has been recorded yet" in _report(run)[1].text
+
+
 def test_a_malformed_row_leaves_the_old_report_alone(tmp_path: Path) -> None:
     run = write_sample_run(tmp_path, steps=3)
     before, _ = _report(run)
