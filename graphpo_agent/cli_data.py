@@ -36,7 +36,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
         "toy", help="a generated world: tasks, demonstrations, corpus, untrained policy"
     )
     toy.add_argument("world", choices=["kb", "hops", "reach", "trace"], help="which world")
-    toy.add_argument("output", help="the directory that receives it")
+    toy.add_argument("output", help="the directory that receives it; a world that is there stays")
     toy.add_argument("knobs", nargs="*", default=[], help="difficulty and sizes: hops=1 seed=3 …")
     toy.set_defaults(run=_toy)
 

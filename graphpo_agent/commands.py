@@ -254,5 +254,8 @@ def report(run_directory: str) -> int:
 def toy(world: str, output: str, knobs: Sequence[str]) -> int:
     """``graphpo data toy``."""
     parameters = make_toy(world, Path(output), knobs)
+    if parameters is None:
+        print(f"this {world} world is there already, delete {output} to make it anew")
+        return 0
     print(f"{world} world and an untrained policy of {parameters:,} parameters: {output}")
     return 0

@@ -33,16 +33,18 @@ _WORLDS: Mapping[str, tuple[Callable[..., None], Callable[..., tuple[str, ...]]]
     "trace": (make_trace, trace_phrases),
 }
 """How each is made, and the phrases of its texts; some need the same arguments."""
+_MADE = "world.json"
+"""What a complete world was made of: its name and all its knobs."""
 
 
 _NEEDED = ("num_train", "num_heldout", "num_demonstrations", *_MODEL_KNOBS)
 """Knobs of which a world or a model has at least one."""
 
 
-def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
+def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int | None:
     """Write a world and ``untrained/``, a random Qwen2 with a tokenizer for it.
 
-    What is in the directory is replaced, or left as it is if anything fails; other files stay.
+    Nothing is written over: where the same world is complete nothing happens. Other files stay.
 
     Args:
         world: ``kb``, ``hops``, ``reach`` or ``trace``.
@@ -52,35 +54,63 @@ def make_toy(world: str, directory: Path, knobs: Sequence[str]) -> int:
             ``dialect=search_r1`` or ``dialect=hermes``, in which the demonstrations are written.
 
     Returns:
-        The model's number of parameters.
+        The model's number of parameters; None: this world is there.
 
     Raises:
-        ConfigError: a knob that the world does not have, knobs that do not go together, or another
-            process is writing there.
+        ConfigError: a knob that the world does not have, knobs that do not go together, another
+            world or files of its names are there, or another process is writing there.
         DataError: the directory cannot be written.
     """
     make, phrases = _WORLDS[world]
-    known = {
-        name: parameter.annotation
+    parameters = {
+        name: parameter
         for source in (make, make_toy_model)
         for name, parameter in inspect.signature(source).parameters.items()
         if parameter.annotation in (int, float)
     }
+    known: dict[str, type] = {name: each.annotation for name, each in parameters.items()}
+    usual: dict[str, Any] = {name: each.default for name, each in parameters.items()}
     searches = "writing" in inspect.signature(make).parameters
-    values = dict(_knob(knob, known | ({"dialect": str} if searches else {})) for knob in knobs)
+    if searches:
+        known["dialect"], usual["dialect"] = str, "search_r1"
+    values = dict(_knob(knob, known) for knob in knobs)
+    made = {"world": world} | usual | values
+    if _is_there(directory, made):
+        return None
     writing = WRITINGS[values.pop("dialect", "search_r1")]
     model = {name: values.pop(name) for name in _MODEL_KNOBS if name in values}
     arguments = {**values, "writing": writing} if searches else values
     named = inspect.signature(phrases).parameters
     with _filled(directory) as new:
         make(new, **arguments)
-        return make_toy_model(
+        size = make_toy_model(
             new / "untrained",
             _texts(new, writing),
             phrases=phrases(**{name: arguments[name] for name in named if name in arguments}),
             seed=values.get("seed", 0),
             **model,
         )
+        (new / _MADE).write_text(json.dumps(made))
+    return size
+
+
+def _is_there(directory: Path, made: Mapping[str, Any]) -> bool:
+    """Whether a directory holds a complete world that was made so.
+
+    Raises:
+        ConfigError: it holds another one.
+    """
+    try:
+        there = dict(json.loads((directory / _MADE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return False
+    others = [f"{name}={there.get(name)}" for name in made if there.get(name) != made[name]]
+    if others:
+        raise ConfigError(
+            f"{directory} holds a world with {', '.join(others)}: name another directory, or "
+            "delete that one"
+        )
+    return True
 
 
 def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
@@ -106,7 +136,10 @@ def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
 
 @contextmanager
 def _filled(directory: Path) -> Iterator[Path]:
-    """A new directory whose entries move to ``directory`` if the ``with`` block succeeds."""
+    """A new directory whose entries move to ``directory`` if the ``with`` block succeeds.
+
+    What says that all are there comes last.
+    """
     new, made_here = directory / ".new", not directory.exists()
     busy = ConfigError(f"{directory}: another process is writing a world there; wait for it")
     try:
@@ -115,9 +148,14 @@ def _filled(directory: Path) -> Iterator[Path]:
                 shutil.rmtree(new, ignore_errors=True)
                 new.mkdir()
                 yield new
-                for entry in new.iterdir():
-                    if (directory / entry.name).is_dir():
-                        shutil.rmtree(directory / entry.name)
+                entries = sorted(new.iterdir(), key=lambda entry: (entry.name == _MADE, entry))
+                for taken in (directory / entry.name for entry in entries):
+                    if taken.exists():
+                        raise ConfigError(
+                            f"{taken} is there, and no complete world of these knobs: name another "
+                            "directory, or delete that one"
+                        )
+                for entry in entries:
                     entry.rename(directory / entry.name)
             finally:
                 shutil.rmtree(new, ignore_errors=True)

@@ -55,23 +55,49 @@ def test_a_knob_of_another_world_is_refused(
     assert not (tmp_path / "trace").exists()
 
 
+def contents(place: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("knobs", [["hops=100"], ["num_heads=3"], ["dialect=latin"]])
 def test_a_world_that_cannot_be_made_leaves_what_is_there(
     knobs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place, new = tmp_path / "kb", tmp_path / "new"
-    make = ["data", "toy", "kb", str(place), *SIZES, "hops=1"]
-    assert main(make) == 0
+    place.mkdir()
     (place / "own.txt").write_text("mine")
-    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    assert main([*make, "seed=1", *knobs]) == 2
+    make = ["data", "toy", "kb", str(place), *SIZES, "hops=1"]
+    assert main([*make, *knobs]) == 2
     assert main(["data", "toy", "kb", str(new), *SIZES, *knobs]) == 2
     assert capsys.readouterr().err.count("\n") == 2 and not new.exists()
-    assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    assert main([*make, "seed=1"]) == 0
-    after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    assert after.keys() == before.keys() and after[place / "own.txt"] == b"mine"
-    assert after[place / "train.jsonl"] != before[place / "train.jsonl"]
+    assert contents(place) == {place / "own.txt": b"mine"}
+    assert main(make) == 0
+    assert (place / "own.txt").read_text() == "mine" and (place / "train.jsonl").is_file()
+
+
+def test_a_world_is_made_once_and_written_over_by_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "kb"
+    make = ["data", "toy", "kb", str(place), *SIZES, "hops=1"]
+    assert main(make) == 0
+    before = contents(place)
+    capsys.readouterr()
+    assert main([*make, "seed=0"]) == 0  # the same, for 0 it is
+    assert "is there already" in capsys.readouterr().out
+    for other, told in (
+        ([*make, "seed=1", "num_heads=4"], "kb holds a world with seed=0, num_heads=2: name"),
+        (["data", "toy", "reach", str(place)], "kb holds a world with world=kb"),
+    ):
+        assert main(other) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line and "delete that one" in line
+    assert contents(place) == before
+    (place / "world.json").unlink()
+    assert main(make) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is there, and no complete world of these knobs" in line
+    assert contents(place) | {place / "world.json": before[place / "world.json"]} == before
 
 
 def test_a_limit_makes_its_numbers_single_tokens(tmp_path: Path) -> None:
