@@ -90,15 +90,26 @@ def test_a_search_agent_trains_against_a_lucene_server(tmp_path: Path) -> None:
         "KNOBS": "num_train=200 num_heldout=16 num_demonstrations=1500 num_chains=1 hops=1",
         "SFT": "steps=200",
     }
-    done = subprocess.run(
-        ["bash", "scripts/search_agent.sh", "train.eval_tasks=16"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
+
+    def script(*overrides: str) -> str:
+        done = subprocess.run(
+            ["bash", "scripts/search_agent.sh", "train.eval_tasks=16", *overrides],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    script("train.steps=2")
+    made = [tmp_path / "world" / name for name in ("train.jsonl", "lucene", "policy")]
+    before = [path.stat().st_mtime_ns for path in made]
+    told = script("train.steps=5")
+    assert [path.stat().st_mtime_ns for path in made] == before
+    for part in ("world is there", "index is there", "policy is there", "run goes on"):
+        assert f"{part} " in told
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     steps = rows[1:]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5]
