@@ -18,6 +18,7 @@ __all__ = ["load_demonstrations", "load_tasks", "write_demonstrations", "write_t
 
 T = TypeVar("T")
 
+_OF_TASK = {"id", "question", "answers", "metadata"}
 _JSON_NAMES = {str: "a string", list: "a list", dict: "an object", bool: "true or false"}
 
 
@@ -30,11 +31,17 @@ def load_tasks(*paths: Path) -> list[Task]:
     Raises:
         DataError: with file, line and field, for a file without tasks or a row that cannot be used.
     """
-    allowed = {"id", "question", "answers", "metadata"}
     first_place: dict[str, str] = {}
     tasks: list[Task] = []
     for path in paths:
-        own = [_task(place, row) for place, row in _unique_rows(path, allowed, first_place)]
+        try:
+            own = [_task(place, row) for place, row in _unique_rows(path, _OF_TASK, first_place)]
+        except DataError as error:
+            if path.is_file() and not _begins_as_task(path):
+                raise DataError(
+                    f"{error}; `graphpo data prepare` makes tasks of a data set's own file"
+                ) from error
+            raise
         if not own:
             raise DataError(f"{path}: holds no tasks")
         tasks += own
@@ -62,6 +69,15 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) -> None:
     """Write a file that ``load_demonstrations`` reads back; whole or not at all."""
     write_rows(path, (_demonstration_row(demonstration) for demonstration in demonstrations))
+
+
+def _begins_as_task(path: Path) -> bool:
+    """Whether the first row has a task's fields and no others."""
+    try:
+        _, row = next(read_rows(path))
+    except DataError:
+        return False
+    return _OF_TASK - {"metadata"} <= row.keys() <= _OF_TASK
 
 
 def _unique_rows(

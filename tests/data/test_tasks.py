@@ -130,6 +130,31 @@ def test_a_line_that_is_no_object_of_finite_numbers_is_refused(tmp_path, line):
         load_tasks(write_lines(tmp_path / "t.jsonl", line))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"problem": "2 + 2?", "answer": "4", "unique_id": "x"}\n',
+        '{"id": 60, "problem": "2 + 2?", "answer": "4"}\n',
+        '[\n{"id": "a", "question": "q", "answers": []}]\n',
+        "problem,answer\n2 + 2?,4\n",
+        "PAR1\x15\x04",
+    ],
+)
+def test_a_data_sets_own_file_is_told_what_makes_tasks_of_it(tmp_path, text):
+    path = tmp_path / "raw.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"raw\.jsonl:1: .*; `graphpo data prepare` makes") as told:
+        load_tasks(path)
+    assert "\n" not in str(told.value)
+    again = write_lines(tmp_path / "t.jsonl", json.dumps(GOOD_TASK), json.dumps(GOOD_TASK))
+    with pytest.raises(DataError) as told:
+        load_tasks(again)
+    assert "prepare" not in str(told.value)
+    with pytest.raises(DataError) as told:
+        load_tasks(tmp_path / "none.jsonl")
+    assert "prepare" not in str(told.value)
+
+
 def test_several_files_are_one_list_without_repeated_ids(tmp_path):
     one = write_lines(tmp_path / "one.jsonl", json.dumps(GOOD_TASK))
     two = write_lines(tmp_path / "two.jsonl", json.dumps(GOOD_TASK | {"id": "z"}))
