@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.engines.local.token_weights import LossAggregation
+from graphpo_agent.graph.arrays import BoolArray
 from graphpo_agent.graph.samples import PathRow, TrainingSample, row_paths, to_path_rows
 
 __all__ = ["WeightedRow", "WeightedRows", "moving_rows", "weighted_rows"]
@@ -117,21 +118,22 @@ def weighted_rows(
 def moving_rows(rows: Sequence[WeightedRow]) -> list[WeightedRow]:
     """The rows up to their last token with an advantage; without those that have none.
 
-    What is left out has neither loss nor gradient, unless the objective has terms of its own
-    (a divergence, entropy).
+    Tokens without an advantage between others are context without loss. What is left out has
+    neither loss nor gradient, unless the objective has terms of its own (a divergence, entropy).
     """
-    moving = [(row, np.flatnonzero((row.advantages != 0.0).any(axis=0))) for row in rows]
-    return [_first(row, places[-1] + 1) for row, places in moving if len(places)]
+    moving = [(row, (row.advantages != 0.0).any(axis=0)) for row in rows]
+    return [_moving(row, moves) for row, moves in moving if moves.any()]
 
 
-def _first(row: WeightedRow, count: int) -> WeightedRow:
-    """The first tokens of a row."""
+def _moving(row: WeightedRow, moves: BoolArray) -> WeightedRow:
+    """A row whose tokens with loss are those that ``moves`` [L] says; it ends with the last one."""
+    count = int(np.flatnonzero(moves)[-1]) + 1
     return WeightedRow(
         token_ids=row.token_ids[:count],
         prompt_tokens=row.prompt_tokens,
-        loss_mask=row.loss_mask[:count],
+        loss_mask=moves[:count],
         logprobs=row.logprobs[:count],
-        weights=row.weights[:count],
+        weights=np.where(moves, row.weights, 0.0)[:count],
         advantages=row.advantages[:, :count],
     )
 

@@ -85,7 +85,7 @@ def test_advantages_are_those_of_edges_or_of_the_row_times_the_weight():
 
 @pytest.mark.parametrize("trajectories", [None, "one_advantage_each", "of_edges"])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_end_with_their_last_advantage_and_lose_none(seed, trajectories):
+def test_rows_have_loss_where_they_have_an_advantage_and_end_with_the_last(seed, trajectories):
     sample = random_sample(seed, num_nodes=14)
     if trajectories:
         sample = with_rows(seed, trajectories == "one_advantage_each")
@@ -96,10 +96,12 @@ def test_rows_end_with_their_last_advantage_and_lose_none(seed, trajectories):
     rest = iter(whole.rows)
     for row in moving:
         count = len(row.token_ids)
-        assert row.advantages[:, -1].any() and row.loss_mask[-1]
+        assert row.loss_mask[-1]
+        np.testing.assert_array_equal(row.loss_mask, row.advantages.any(axis=0))
         full = next(r for r in rest if r.token_ids[:count].tolist() == row.token_ids.tolist())
         np.testing.assert_array_equal(full.advantages[:, :count], row.advantages)
-        np.testing.assert_array_equal(full.weights[:count], row.weights)
+        kept = np.where(row.loss_mask, full.weights[:count], 0.0)
+        np.testing.assert_array_equal(row.weights, kept)
         assert not full.advantages[:, count:].any()
     kept = sum(np.count_nonzero(row.advantages) for row in moving)
     assert kept == sum(np.count_nonzero(row.advantages) for row in whole.rows)
