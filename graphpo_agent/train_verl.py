@@ -1,8 +1,10 @@
 """A run through verl: what its workers grow graphs with, and its start, logs and end."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import yaml
 
 from graphpo_agent.build import (
     build_budget,
+    build_expander,
     build_grower,
     build_objective,
     build_sampling,
@@ -26,6 +29,7 @@ from graphpo_agent.engines.local.model import dropouts, full_attention_limit, mo
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
+from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
 from graphpo_agent.engines.verl.rows import WeightedRow, moving_rows, weighted_rows
 from graphpo_agent.engines.verl.settings import (
     advantage_terms,
@@ -45,6 +49,7 @@ from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import RunDirectory, write_atomically
+from graphpo_agent.rollout.fitting import check_fitting
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
@@ -179,7 +184,8 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
         Lines about it for a reader.
 
     Raises:
-        ConfigError: verl refuses the settings, or is not installed.
+        ConfigError: verl or the model refuses the settings, or verl is not installed.
+        DataError: a task cannot be used, or its prompt does not fit.
         ModelError: there is no such model.
     """
     if not is_installed():
@@ -191,9 +197,10 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
         )
     engine = verl_engine(config)
     if training:
-        build_tasks(config)
-        HfTokenizer.load(config.model.path)
+        tasks, heldout = build_tasks(config)
+        _check_context(config)
         _check_attention(config)
+        _check_prompts(config, [*tasks, *heldout])
     composed = _composed(config, Path(config.output))
     validate(composed)
     if engine.share_prefixes:
@@ -204,6 +211,32 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
         f"{gpus // engine.tensor_parallel} vLLM servers, {engine.grower_processes} processes that "
         "grow graphs; verl's configuration composes"
     ]
+
+
+def _check_context(config: RunConfig) -> None:
+    """Raise ConfigError where contexts may be longer than the model is made for."""
+    wanted, model = verl_engine(config).max_context_tokens, model_config(config.model.path)
+    limit = getattr(model, "max_position_embeddings", None)
+    rope = getattr(model, "rope_parameters", None) or {}
+    if limit and rope.get("rope_type") in ("yarn", "linear", "dynamic"):  # vLLM counts these
+        limit = int(limit * (rope.get("factor") or 1))
+    if limit and wanted > limit:
+        raise ConfigError(
+            f"engine.max_context_tokens is {wanted}, but {config.model.path} holds {limit} tokens"
+        )
+
+
+def _check_prompts(config: RunConfig, tasks: Sequence[Task]) -> None:
+    """Raise DataError where a prompt leaves no room in the context: verl's data has all tasks."""
+    tokenizer = HfTokenizer.load(config.model.path)
+    room = verl_engine(config).max_context_tokens
+    with closing(asyncio.new_event_loop()) as loop:
+        policy = ServerPolicy(_no_server, loop, tokenizer, StopFinder(tokenizer, 0), room)
+        check_fitting(build_expander(config.mode), policy, tasks)
+
+
+async def _no_server(token_ids: list[int], sampling: dict[str, Any]) -> Drawn:
+    raise AssertionError("a prompt is only opened")
 
 
 def _check_attention(config: RunConfig) -> None:

@@ -1,6 +1,7 @@
 """What verl is told of a run, what is refused, and a run's logs."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from graphpo_agent.engines.verl.settings import check_settings, verl_settings
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.train_verl import _composed, rewind_logs
-from tests.worlds import ROOT, files_of_at_most
+from tests.worlds import ROOT, files_of_at_most, run_arguments
 
 REACH = ROOT / "configs/toy/reach.yaml"
 SEARCH = ROOT / "configs/search/qwen2.5-7b-verl.yaml"
@@ -331,6 +332,29 @@ def test_a_setting_that_verl_does_not_know_is_one_line(
     assert main(["train", str(SEARCH), overrides, "--dry-run"]) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1
+
+
+@pytest.mark.verl
+def test_what_the_context_cannot_hold_is_told_before_anything_starts(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (reach / "train.jsonl").read_text().splitlines()
+    long = [json.loads(lines[0]) | {"id": f"long {n}", "question": "a " * 80} for n in (1, 2)]
+    train = tmp_path / "train.jsonl"
+    train.write_text("\n".join([*map(json.dumps, long), *lines[:4]]) + "\n")
+    for overrides, told in (
+        ([f"tasks.train={train}"], r"task 'long 1': its prompt has \d+ .*\(2 such tasks of 14\)"),
+        ([f"tasks.heldout={train}"], r"task 'long 1': its prompt has \d+ "),
+        (
+            ["engine.max_context_tokens=1000"],
+            r"engine.max_context_tokens is 1000, but .* holds 512",
+        ),
+    ):
+        run = tmp_path / "run"
+        arguments = run_arguments(reach, run, ENGINE, "train.steps=1", "train.max_resample=0")
+        assert main(["train", *arguments, *overrides]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.search(told, line) and not run.exists()
 
 
 @pytest.mark.verl
