@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.config import RunConfig
-from graphpo_agent.data.jsonl import append_line, read_rows
+from graphpo_agent.data.jsonl import append_line, read_rows, write_rows
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.evals.heldout import Judged, judged_paths, leaves
 from graphpo_agent.protocols import Expander
-from graphpo_agent.report.run_dir import write_atomically
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
@@ -44,8 +43,7 @@ class TranscriptFile:
 
         Raises:
             ConfigError: the partial file is of another evaluation.
-            DataError: it cannot be read.
-            OSError: it cannot be written; names the file.
+            DataError: it cannot be read or written.
         """
         self._path = path
         self._tasks = {task.id: task for task in tasks}
@@ -56,7 +54,7 @@ class TranscriptFile:
                 if judged and len(rows) == samples:
                     self._rows[task] = rows
         kept = [row for rows in self._rows.values() for row in rows]
-        write_atomically(self.partial, "".join(_line(row) + "\n" for row in [dict(name), *kept]))
+        write_rows(self.partial, [name, *kept])
 
     @property
     def partial(self) -> Path:
@@ -92,12 +90,16 @@ class TranscriptFile:
         """
         rows = _rows(rollout, expander)
         self._rows[rollout.task.id] = rows
-        append_line(self.partial, "\n".join(map(_line, rows)))
+        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+        append_line(self.partial, "\n".join(lines))
 
     def complete(self) -> None:
-        """Write all rows, in the order of the tasks, where they belong."""
-        rows = [row for task in self._tasks for row in self._rows[task]]
-        write_atomically(self._path, "".join(_line(row) + "\n" for row in rows))
+        """Write all rows, in the order of the tasks, where they belong.
+
+        Raises:
+            DataError: they cannot be written.
+        """
+        write_rows(self._path, (row for task in self._tasks for row in self._rows[task]))
         self.partial.unlink()
 
 
@@ -140,10 +142,6 @@ def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False)
 
 
 def _left_by(partial: Path, name: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
