@@ -7,6 +7,7 @@ import argparse
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -42,6 +43,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     options = _parse(arguments)
+    warnings.formatwarning = _format_warning
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a configuration may name a user's own module beside it
     with interruptible() as interrupted:
@@ -88,8 +90,21 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"graphpo: {' '.join(message.split())}", file=sys.stderr)
+    sys.stderr.write(_line(message))
     return 2
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, number: int, *_: object
+) -> str:
+    """One line; what is no warning to a user says where it comes from."""
+    if issubclass(category, UserWarning):
+        return _line(str(message))
+    return _line(f"{filename}:{number}: {category.__name__}: {message}")
+
+
+def _line(message: str) -> str:
+    return f"graphpo: {' '.join(message.split())}\n"
 
 
 def _parser() -> argparse.ArgumentParser:

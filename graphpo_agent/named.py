@@ -88,10 +88,15 @@ def _check_arguments(path: Any, arguments: Mapping[str, Any]) -> None:
     """Raise ConfigError unless what is named takes these arguments, as far as it tells."""
     function = _named(path)
     try:
-        inspect.signature(function).bind(**arguments)
+        signature = inspect.signature(function)
         annotations = _annotations(function)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        taken = ", ".join(signature.parameters) or "no arguments"
+        raise ConfigError(f"{path}: {error}; it takes {taken}") from None
     for name, value in arguments.items():
         misfit = _misfit(value, annotations[name]) if name in annotations else None
         if misfit is not None:

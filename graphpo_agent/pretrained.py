@@ -9,7 +9,19 @@ from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ModelError, first_line
 
-__all__ = ["load_pretrained"]
+__all__ = ["check_place", "load_pretrained"]
+
+
+def check_place(kind: str, name: str) -> None:
+    """Let the name of a model on the hub pass, and a directory that exists.
+
+    Example: ``check_place("encoder", "/models/e5")``
+
+    Raises:
+        ModelError: ``name`` is a path, and no directory is there.
+    """
+    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
+        raise ModelError(f"{kind} {name!r} cannot be loaded: there is no such directory")
 
 
 def load_pretrained(
@@ -37,6 +49,7 @@ def load_pretrained(
         ModelError: there is no usable model or tokenizer at ``name``, weights are missing, or
             there is no such device.
     """
+    check_place(kind, name)
     local = Path(name).is_dir()
     transformers_logging.disable_progress_bar()
     verbosity = transformers_logging.get_verbosity()

@@ -6,7 +6,7 @@ A loaded index keeps none of these in memory: arrays and corpus are memory-mappe
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,19 @@ from retrievers.index_options import check_bm25
 __all__ = ["Backend", "Bm25Retriever", "build_bm25", "write_bm25"]
 
 Backend = Literal["auto", "numpy", "numba"]
+
+_IDEOGRAPHS = (
+    r"\u2e80-\u2fd5\u3005\u3007\u3021-\u3029\u3038-\u303b\u3041-\u309f"
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufad9\U00020000-\U0003ffff"
+)
+"""Han and Hiragana."""
+_KATAKANA = r"\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"
+_LETTER = rf"[^\W{_IDEOGRAPHS}{_KATAKANA}]"
+_WORDS = rf"{_LETTER}{{2,}}|(?<!\w['’]){_LETTER}|[{_IDEOGRAPHS}]|[{_KATAKANA}]+"
+"""What is a word, as in Lucene's StandardAnalyzer: a run of letters and digits, each of these
+ideographs, a run of Katakana. The one letter after the apostrophe of "Venn's" is none."""
+_WORDS_UNTOLD = r"(?u)\b\w\w+\b"
+"""What is one in an index whose manifest does not say."""
 
 
 def build_bm25(
@@ -54,7 +67,7 @@ def build_bm25(
 
     Returns:
         The manifest: kind, corpus (relative to the index), its size and the SHA-256 of its first
-        MiB, num_docs and the options.
+        MiB, num_docs, the options and ``words``, the pattern of a word.
 
     Raises:
         DataError: a corpus line that cannot be used, with file, line and field.
@@ -69,6 +82,7 @@ def build_bm25(
         **corpus_source(corpus),
         "stemmer": stemmer,
         "stopwords": stopwords,
+        "words": _WORDS,
         "bm25s": bm25s.__version__,
     }
     with build_directory(directory, source) as build:
@@ -88,7 +102,7 @@ def write_bm25(
         DataError: no document has a word that would be indexed.
     """
     rows, vocabulary = split_words(
-        build, corpus, lambda texts: _tokenize(texts, stemmer, stopwords)
+        build, corpus, lambda texts: _tokenize(texts, _WORDS, stemmer, stopwords)
     )
     if not vocabulary:
         raise DataError(f"{corpus.path}: no document has a word to index; look at its contents")
@@ -96,7 +110,7 @@ def write_bm25(
     index.index((rows, vocabulary), show_progress=sys.stderr.isatty())
     index.save(build.new)
     options = {"k1": k1, "b": b, "stemmer": stemmer, "stopwords": stopwords}
-    return {"options": options, "bm25s": bm25s.__version__}
+    return {"options": options, "words": _WORDS, "bm25s": bm25s.__version__}
 
 
 class Bm25Retriever:
@@ -138,7 +152,8 @@ class Bm25Retriever:
         Equal scores are in corpus order. A query without a word of the corpus finds nothing.
         """
         options = self.manifest["options"]
-        tokens = _tokenize(list(queries), options["stemmer"], options["stopwords"])
+        pattern = self.manifest.get("words", _WORDS_UNTOLD)
+        tokens = _tokenize(list(queries), pattern, options["stemmer"], options["stopwords"])
         return [self._search_one(words, topk) for words in tokens]
 
     def _search_one(self, words: Sequence[str], topk: int) -> list[Document]:
@@ -155,7 +170,7 @@ def _check_options(k1: float, b: float, stemmer: str | None, stopwords: str | No
         known = ", ".join(Stemmer.algorithms())
         raise ToolError(f"bm25: stemmer must be none or one of {known}, found {stemmer!r}")
     try:
-        _tokenize(["word"], None, stopwords)
+        _tokenize(["word"], _WORDS, None, stopwords)
     except ValueError as error:
         raise ToolError(f"bm25: there is no stop word list {stopwords!r}") from error
 
@@ -178,15 +193,24 @@ def _best(scores: NDArray[np.float32], topk: int) -> list[int]:
     return rows[order][:topk].tolist()
 
 
-def _tokenize(texts: list[str], stemmer: str | None, stopwords: str | None) -> list[list[str]]:
+def _tokenize(
+    texts: list[str], pattern: str, stemmer: str | None, stopwords: str | None
+) -> list[list[str]]:
     """Words as they are indexed. Threads may not share a stemmer, so each call has its own."""
     if not texts:
         return []
     tokens = bm25s.tokenize(
         texts,
+        token_pattern=pattern,
         stopwords=stopwords or [],
-        stemmer=Stemmer.Stemmer(stemmer) if stemmer else None,  # pyright: ignore[reportArgumentType]
+        stemmer=_stems(stemmer) if stemmer else None,  # pyright: ignore[reportArgumentType]
         return_ids=False,
         show_progress=False,
     )
     return tokens  # pyright: ignore[reportReturnType]
+
+
+def _stems(stemmer: str) -> Callable[[list[str]], list[str]]:
+    """The stem of each word, or the word where nothing is left of it, as porter does with "s"."""
+    stem = Stemmer.Stemmer(stemmer).stemWord
+    return lambda words: [stem(word) or word for word in words]

@@ -9,6 +9,7 @@ import torch
 
 from graphpo_agent.encoder import EncoderEmbedder, Pooling
 from graphpo_agent.errors import ModelError, ToolError
+from graphpo_agent.pretrained import check_place
 
 __all__ = [
     "PRESETS",
@@ -133,6 +134,7 @@ def encoder_dimension(model: str) -> int:
     """
     from transformers import AutoConfig
 
+    check_place("encoder", model)
     try:
         return AutoConfig.from_pretrained(model, local_files_only=Path(model).is_dir()).hidden_size
     except (OSError, ValueError, AttributeError) as error:  # the last one: no model of text alone

@@ -100,6 +100,7 @@ class ServerPool:
         if not addresses:
             raise ToolError(f"{name}: urls must name at least one server")
         self.path = path
+        self._name = name
         self._servers = [_Server(endpoint(name, url, path)) for url in addresses]
         alone = len(addresses) == 1  # then the service itself repeats a try
         self._rounds = 1 if alone else tries
@@ -148,7 +149,7 @@ class ServerPool:
             except ToolError as error:
                 wrong.add(server.url)
                 if len(wrong) == len({each.url for each in self._servers}):
-                    raise
+                    raise ToolError(f"{error} (what urls of the {self._name} names)") from error
                 warnings.warn(f"{error}; asking the others", stacklevel=2)  # shown once
                 failure = CallFailed("transient", str(error))
             except CallFailed as error:

@@ -16,6 +16,7 @@ from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.evals import GRADERS
 from graphpo_agent.evals.grade import KINDS
+from tests.net.servers import always, serving
 from tests.worlds import start_command
 
 ROWS = [
@@ -204,3 +205,16 @@ def test_parquet_for_search_trainers_is_not_for_reasoning(tmp_path, capsys) -> N
     told = "graphpo: --parquet writes tasks of search agents, not those of math\n"
     assert capsys.readouterr().err == told
     assert not out.exists()
+
+
+def test_a_warning_is_one_line_of_the_command(tmp_path: Path) -> None:
+    row = {"id": "a", "question": "Who?", "response": "<answer>Ada</answer>", "gold": ["Ada"]}
+    rows = write(tmp_path / "rows.jsonl", [row])
+    vague = {"choices": [{"message": {"role": "assistant", "content": "Hard\nto say."}}]}
+    with serving(always(vague)) as server:
+        command = ["grade", "judge", rows, "--out", str(tmp_path / "grades.jsonl")]
+        command += ["--judge-url", server.url, "--judge-model", "m"]
+        process = start_command(command)
+        _, told = process.communicate()
+    assert process.returncode == 0
+    assert told == "graphpo: judge: a reply holds no verdict: 'Hard to say.'\n"

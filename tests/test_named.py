@@ -68,7 +68,10 @@ def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:
         ({"class": "nowhere:X"}, "cannot find 'nowhere:X'"),
         ({"class": "tests.test_named:TASK"}, "is no function or class"),
         ({"class": HERE}, "missing a required argument: 'left'"),
-        ({"class": HERE, "left": 1, "up": 2}, "unexpected keyword argument 'up'"),
+        (
+            {"class": HERE, "left": 1, "up": 2},
+            "unexpected keyword argument 'up'; it takes left, right",
+        ),
         ({"class": HERE, "left": [{"class": HERE}]}, "missing a required argument"),
         ({"class": HERE, "left": {"function": "x"}}, "write module:name"),
         ({"class": HERE, "left": {"class": 5}}, "5: write module:name"),

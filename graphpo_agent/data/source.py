@@ -18,6 +18,9 @@ __all__ = [
     "text_of",
 ]
 
+_EXACT = 2.0**53
+"""Below it a float tells every whole number from the next."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -92,7 +95,7 @@ def text_of(place: str, label: str, value: Any) -> str:
 def answer_field(place: str, row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The answers in ``row[name]``: a text, a number or a list of these; blank ones left out.
 
-    Example: ``{"answer": ["1987", 1987, ""]}`` gives ``("1987",)``.
+    Example: ``{"answer": ["1987", 1987.0, ""]}`` gives ``("1987",)``.
 
     Raises:
         DataError: it is missing, or holds something else.
@@ -104,11 +107,11 @@ def answer_field(place: str, row: Mapping[str, Any], name: str) -> tuple[str, ..
 
 
 def first_of(row: Mapping[str, Any], *names: str) -> str | None:
-    """The first of these fields that a row has, as text; None where it has none.
+    """The first of these fields that a row has, as text; None where all are missing or null.
 
-    Example: ``first_of({"id": 7}, "task_id", "id")`` is ``"7"``.
+    Example: ``first_of({"task_id": None, "id": 7.0}, "task_id", "id")`` is ``"7"``.
     """
-    return next((str(row[name]) for name in names if name in row), None)
+    return next((_text(row[name]) for name in names if row.get(name) is not None), None)
 
 
 def mapping_field(place: str, row: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -135,4 +138,10 @@ def _answer(place: str, name: str, value: Any) -> str:
         raise DataError(
             f"{place}: field '{name}' must hold strings or finite numbers, found {value!r:.40}"
         )
-    return str(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """A whole number as such, also where a column with gaps made it a float."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+    return str(int(value) if whole else value)

@@ -41,7 +41,13 @@ _REMINDER = (
     '{"verdict": "incorrect"}.'
 )
 _TAG = re.compile(r"\A\s*json", re.IGNORECASE)
-_LINE = re.compile(r"""[\s*_`"'#>-]*verdict[\s*_`"']*[:：][\s*_`"']*([a-z]+)[\s*_`"'.]*""", re.I)
+_MARKS = r"""[\s*_`"']*"""
+_BEGIN = r"""[\s*_`"'#>-]*"""
+_END = r"""[\s*_`"'.,;:(—–-]*(?:(?:because|since)\b.*)?"""
+"""Marks, and perhaps a reason; a reservation is none."""
+_WORD = re.compile(rf"{_BEGIN}([a-z]+){_END}", re.I)
+_LINE = re.compile(rf"{_BEGIN}verdict{_MARKS}[:：]{_MARKS}([a-z]+){_END}", re.I)
+_YES_NO = re.compile(rf"{_BEGIN}correct{_MARKS}[:：]{_MARKS}(yes|no){_END}", re.I)
 _SHOWN_CHARACTERS = 200
 _REMEMBERED = 100_000
 """Verdicts kept in memory; the oldest are forgotten."""
@@ -186,14 +192,20 @@ def parse_verdict(reply: str) -> Literal["correct", "incorrect"] | None:
     r"""The verdict of a judge's reply; None where it does not clearly state one.
 
     A verdict is a JSON object with the key ``verdict``, as the whole reply or at its end, perhaps
-    in backticks or a code fence, or a last line ``verdict: correct`` or ``verdict: incorrect``,
-    perhaps in bold. Case does not count. Thoughts in ``<think>`` tags are left out.
+    in backticks or a code fence, a last line ``verdict: correct``, ``verdict: incorrect``,
+    ``correct: yes`` or ``correct: no``, or nothing but ``correct`` or ``incorrect``. The words may
+    be in bold and a ``because …`` or ``since …`` may follow on their line; case does not count.
+    Thoughts in ``<think>`` tags are left out.
 
-    Example: ``parse_verdict("Absolutely not.")`` is None;
+    Example: ``parse_verdict("Absolutely not.")`` and ``parse_verdict("Yes.")`` are None;
     ``parse_verdict("Same year.\n**Verdict:** Correct")`` is ``"correct"``.
     """
     text = without_thinking(reply)
     last_line = text.rsplit("\n", 1)[-1]
+    if yes_no := _YES_NO.fullmatch(last_line):
+        return "correct" if yes_no[1].lower() == "yes" else "incorrect"
+    if stated := _LINE.fullmatch(last_line) or _WORD.fullmatch(text):
+        return _verdict_word(stated[1])
     if text.endswith("```"):  # what the last fence holds
         fenced = text[:-3].rpartition("```")[2]
         text = _TAG.sub("", fenced)
@@ -202,8 +214,7 @@ def parse_verdict(reply: str) -> Literal["correct", "incorrect"] | None:
         named = _json_verdict(candidate)
         if named is not None:
             return named
-    line = _LINE.fullmatch(last_line)
-    return _verdict_word(line[1]) if line else None
+    return None
 
 
 def _json_verdict(text: str) -> Literal["correct", "incorrect"] | None:

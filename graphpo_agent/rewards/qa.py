@@ -50,37 +50,53 @@ def normalize_answer(text: str) -> str:
 
 
 def answer_equals(answer: str, golds: Sequence[str]) -> bool:
-    """Whether the answer equals any accepted answer after normalisation."""
-    normal = normalize_answer(answer)
-    return any(normal == normalize_answer(gold) for gold in golds)
+    """Whether the answer equals any accepted answer after normalisation; an empty one never does.
+
+    Of a text that is nothing but articles these count, and of one without words all characters.
+
+    Example: ``answer_equals("the", ("The",))`` is true, ``answer_equals("a", ("The",))`` is not.
+    """
+    form = _form(answer)
+    return form != "" and any(form == _form(gold) for gold in golds)
 
 
 def answer_contains(answer: str, golds: Sequence[str]) -> bool:
     """Whether any accepted answer is a substring of the answer, both normalised.
 
-    An accepted answer of which normalisation leaves nothing is contained in an answer of the
-    same kind only.
+    An accepted answer of which normalisation leaves nothing is contained in an answer that equals
+    it only.
 
     Example: ``answer_contains("in 1987, or so", ("1987",))`` is true.
     """
     normal = normalize_answer(answer)
-    wanted = [normalize_answer(gold) for gold in golds]
-    return any(gold in normal if gold else not normal for gold in wanted)
+    return answer_equals(answer, golds) or any(
+        gold in normal for gold in map(normalize_answer, golds) if gold
+    )
 
 
 def answer_f1(answer: str, golds: Sequence[str]) -> float:
     """The highest F1 of the answer's words with any accepted answer's, in [0, 1].
 
-    Words count as often as they occur. An answer or accepted answer ``yes``, ``no`` or
-    ``noanswer`` counts only if the two are equal.
+    Words count as often as they occur; what they are in a text of nothing but articles,
+    ``answer_equals`` says. An answer or accepted answer ``yes``, ``no`` or ``noanswer`` counts only
+    if the two are equal.
 
     Example: ``answer_f1("born 1987", ("1987",))`` has precision 1/2, recall 1 and F1 2/3.
     """
-    normal = normalize_answer(answer)
-    return max((_f1(normal, normalize_answer(gold)) for gold in golds), default=0.0)
+    form = _form(answer)
+    return max((_f1(form, _form(gold)) for gold in golds), default=0.0)
+
+
+def _form(text: str) -> str:
+    """The normal form, or where nothing is left of it what is left with articles, or at all."""
+    lower = text.lower()
+    words = lower.translate(_NO_PUNCTUATION)
+    return normalize_answer(text) or " ".join(words.split()) or lower.strip()
 
 
 def _f1(answer: str, gold: str) -> float:
+    if not answer:
+        return 0.0
     if answer == gold:
         return 1.0
     if {answer, gold} & _ALL_OR_NOTHING:

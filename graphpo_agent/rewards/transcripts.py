@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphpo_agent.rewards.qa import answer_equals, answer_f1, normalize_answer
+from graphpo_agent.rewards.qa import answer_f1, normalize_answer
 from graphpo_agent.rewards.search_r1 import tag_letters
 
 __all__ = [
@@ -71,7 +71,7 @@ def search_r1_em(text: str, golds: str | Sequence[str], scores: FormatScores) ->
     answers = _elements(text, "answer")
     if len(answers) < 2:
         return TranscriptScore(0.0, None, {"answers": len(answers), "correct": False})
-    correct = answer_equals(answers[-1], _several(golds))
+    correct = _equals(answers[-1], golds)
     detail = {"answers": len(answers), "correct": correct}
     return TranscriptScore(1.0 if correct else scores.format, answers[-1], detail)
 
@@ -85,7 +85,7 @@ def search_r1_em_format(
     if len(answers) < 2:
         detail = {"correct": False, **form}
         return TranscriptScore(_form_score(form, scores, otherwise=0.0), None, detail)
-    correct = answer_equals(answers[-1], _several(golds))
+    correct = _equals(answers[-1], golds)
     if correct:
         score = 1.0 if form["well_formed"] else 1.0 - scores.structure
     else:
@@ -124,10 +124,15 @@ def verl_search_r1_em(
     tags = max(text.count("<answer>"), text.count("</answer>"))
     if not answers:
         return TranscriptScore(0.0, None, {"answer_tags": tags, "correct": False})
-    correct = answer_equals(answers[-1], _several(golds))
+    correct = _equals(answers[-1], golds)
     right = 0.25 if tags > _MANY_TAGS else 1.0
     detail = {"answer_tags": tags, "correct": correct}
     return TranscriptScore(right if correct else scores.format, answers[-1], detail)
+
+
+def _equals(answer: str, golds: str | Sequence[str]) -> bool:
+    """As the originals have it: texts of nothing but articles are all equal."""
+    return normalize_answer(answer) in map(normalize_answer, _several(golds))
 
 
 def _several(golds: str | Sequence[str]) -> Sequence[str]:

@@ -50,7 +50,7 @@ def test_gaia(tmp_path: Path) -> None:
     assert prepared.summary == Summary(3, 1, 0, {"comes with a file": 1, "no answer": 1}, {}, 0)
 
 
-def test_webwalker_in_both_its_shapes(tmp_path: Path) -> None:
+def test_webwalker_in_all_its_shapes(tmp_path: Path) -> None:
     flat = {"id": 3, "Question": "When?", "answer": "in May", "difficulty_level": "easy"}
     nested = {
         "question": "Where?",
@@ -58,12 +58,32 @@ def test_webwalker_in_both_its_shapes(tmp_path: Path) -> None:
         "root_url": "https://example.org/",
         "info": {"difficulty_level": "hard", "type": "multi_source"},
     }
-    tasks = prepare("benchmark", [lines(tmp_path / "a.jsonl", flat, nested)]).tasks
+    capital = {"Question": "Who?", "Answer": "Ada", "Info": {"Difficulty_Level": "Medium"}}
+    untold = {"question": "Why?", "answer": "so", "info": {"difficulty_level": None}}
+    path = lines(tmp_path / "a.jsonl", flat, nested, capital, untold)
+    tasks = prepare("benchmark", [path]).tasks
     assert [task.metadata for task in tasks] == [
         {"source_id": "3", "level": "easy"},
         {"level": "hard"},
+        {"level": "Medium"},
+        {},
     ]
-    assert [task.answers for task in tasks] == [("in May",), ("in the hall",)]
+    assert [task.answers for task in tasks] == [("in May",), ("in the hall",), ("Ada",), ("so",)]
+
+
+def test_whole_numbers_are_whole_in_columns_of_floats(tmp_path: Path) -> None:
+    rows = [
+        {"id": 3.0, "Question": "When?", "Final answer": 1987.0, "Level": 2.0},
+        {"id": 4.0, "Question": "How long?", "Final answer": 2.5, "Level": None},
+        {"id": 5.0, "Question": "How many?", "Final answer": 1e300, "Level": 1.0},
+    ]
+    tasks = prepare("benchmark", [parquet(tmp_path / "a.parquet", *rows)]).tasks
+    assert [task.answers for task in tasks] == [("1987",), ("2.5",), ("1e+300",)]
+    assert [task.metadata for task in tasks] == [
+        {"source_id": "3", "level": "2"},
+        {"source_id": "4"},
+        {"source_id": "5", "level": "1"},
+    ]
 
 
 @pytest.mark.parametrize("question", ["Wer? «Ada»\nund wo", "abcd"])
@@ -88,9 +108,17 @@ def test_browsecomp_and_xbench_are_decrypted(tmp_path: Path, question: str) -> N
 
 
 def test_white_space_around_encrypted_texts_says_nothing(tmp_path: Path) -> None:
-    row = {"problem": f" {hashed('Who?')}\n", "answer": f"{hashed('Ada')} ", "canary": CANARY}
+    question = "Who wrote of the sea? " * 12
+    wrapped = base64.encodebytes(base64.b64decode(hashed(question))).decode()
+    row = {"problem": f" {wrapped}\r\n", "answer": f"{hashed('Ada')} ", "canary": CANARY}
     (task,) = prepare("benchmark", [lines(tmp_path / "a.jsonl", row)]).tasks
-    assert (task.question, task.answers) == ("Who?", ("Ada",))
+    assert (task.question, task.answers) == (question.strip(), ("Ada",))
+
+
+def test_a_question_of_plain_words_is_not_taken_for_base64(tmp_path: Path) -> None:
+    row = {"question": "Name the second city of the empire then", "answer": "Ada", "canary": CANARY}
+    (task,) = prepare("benchmark", [lines(tmp_path / "a.jsonl", row)]).tasks
+    assert (task.question, task.answers) == (row["question"], ("Ada",))
 
 
 @pytest.mark.parametrize("canary", [math.nan, Decimal("1.5"), 3])
@@ -119,6 +147,22 @@ def test_a_decrypted_copy_is_read_as_it_is(tmp_path: Path) -> None:
         (
             {"problem": hashed("Who?"), "answer": "x", "canary": "another"},
             "field 'problem' is encrypted, and not with the row's canary: give a decrypted copy",
+        ),
+        *(
+            (
+                {"problem": hashed("Who?"), "answer": answer, "canary": CANARY},
+                "field 'answer' is not encrypted with the row's canary, as its question is: "
+                "give a decrypted copy",
+            )
+            for answer in (encrypted("Ada", b"another"), hashed("Ada")[:-1], "Ada Oak", "1987")
+        ),
+        *(
+            (
+                {"problem": hashed("Who wrote of the sea before 1987?"), "answer": "x", **canary},
+                "field 'problem' is encrypted, and the row has no 'canary' to decrypt it with: "
+                "add it, or give a decrypted copy",
+            )
+            for canary in ({}, {"canary": ""})
         ),
     ],
 )

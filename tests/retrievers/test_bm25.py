@@ -88,6 +88,47 @@ def test_words_are_found_in_other_inflections_unless_the_stemmer_is_off(tmp_path
     assert off.search(["runs"], 1) == [[]]
 
 
+MIXED = [
+    "Vitamin D deficiency",
+    "Ford's Model T",
+    "中国的首都是北京",
+    "東京タワーは東京にある",
+    "서울은 한국의 수도",
+    "Ada's oak",
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ("d", ["d0"]),
+        ("model t", ["d1"]),
+        ("北京", ["d2", "d3"]),
+        ("タワー", ["d3"]),
+        ("首都", ["d2"]),
+        ("한국의", ["d4"]),
+        ("Ada", ["d5"]),
+        ("s", []),
+    ],
+)
+def test_single_letters_ideographs_and_runs_of_a_script_are_words(tmp_path, query, ids):
+    found = index_of(tmp_path, MIXED).search([query], 5)[0]
+    assert [document.id for document in found] == ids
+
+
+def test_an_index_is_searched_by_the_words_it_was_built_with(tmp_path):
+    index_of(tmp_path, MIXED)
+    path = tmp_path / "index" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "words": "[^ ]+"}))
+    read = Bm25Retriever(tmp_path / "index")
+    assert [len(found) for found in read.search(["t", "北京", "北", "model-t"], 5)] == [1, 0, 1, 0]
+    del manifest["words"]
+    path.write_text(json.dumps(manifest))
+    untold = Bm25Retriever(tmp_path / "index").search(["T", "北", "model-t"], 5)
+    assert [len(found) for found in untold] == [0, 0, 1]
+
+
 def test_documents_come_back_byte_for_byte_after_blank_lines_and_unicode(tmp_path):
     contents = ['"Ünï"\nfirst ✓ line', '"B"\nsecond\tline\u2028end']
     rows = [

@@ -246,14 +246,18 @@ def test_what_the_finished_part_does_not_depend_on_may_change(interrupted, tmp_p
     assert files_of(tmp_path / "index") == files_of(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("change", ["corpus", "option", "words", "checkpoint"])
-def test_what_is_left_of_another_build_is_not_used(interrupted, tmp_path, capsys, change):
+@pytest.mark.parametrize("change", ["corpus", "option", "pattern", "words", "checkpoint"])
+def test_what_is_left_of_another_build_is_not_used(
+    interrupted, tmp_path, capsys, monkeypatch, change
+):
     left, options = tmp_path / ".index.building", {}
     said = "an interrupted build of another corpus or other options is here: starting over"
     if change == "corpus":  # of the same size, with the same beginning
         interrupted.write_text(interrupted.read_text()[:-10] + 'xyzzyx"}\n'.rjust(10, "q"))
     elif change == "option":
         options = {"stemmer": None}
+    elif change == "pattern":
+        monkeypatch.setattr("retrievers.bm25._WORDS", "[a-z]+")
     elif change == "words":
         os.truncate(left / "words.i32", 10)
         said = "an interrupted build is here and has lost files: starting over"

@@ -66,6 +66,32 @@ def test_k1_and_b_are_lucenes_own(world):
         assert [d.score for d in ours] == pytest.approx([d.score for d in theirs], abs=1e-4)
 
 
+def test_bm25s_finds_the_words_of_every_script_that_lucene_finds(tmp_path):
+    texts = [
+        "Vitamin D and Vitamin B 12",
+        "Ford's Model T of 1908",
+        "the driver’s oak, don't",
+        "中国的首都是北京",
+        "東京タワーは東京にある。人々",
+        "サーバー 2024年3月 ﾊﾛｰ",
+        "서울은 한국의 수도",
+        "Москва — столица России",
+        "l'été à Évian, x y",
+        "GPT-4 α β",
+    ]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    build_lucene(corpus, tmp_path / "lucene")
+    build_bm25(corpus, tmp_path / "bm25", stemmer="porter")
+    queries = ["d", "T", "model t", "s", "12", "ford", "driver", "首都", "北京", "東京タワー"]
+    queries += ["タワー", "タワ", "人々", "ある", "月", "3", "2024", "ﾊﾛｰ", "한국의", "한국"]
+    queries += ["Россия", "России", "évian", "x", "gpt", "4", "α", "京都 oak"]
+    lucene = LuceneRetriever(tmp_path / "lucene").search(queries, 10)
+    for query, ours, theirs in zip(
+        queries, Bm25Retriever(tmp_path / "bm25").search(queries, 10), lucene, strict=True
+    ):
+        assert {d.id for d in ours} == {d.id for d in theirs}, query
+
+
 @pytest.mark.parametrize("arguments", [{"b": 1.5}, {"k1": -1.0}, {"k1": math.inf}])
 def test_parameters_that_cannot_be_are_one_line(world, arguments):
     [name] = arguments

@@ -66,13 +66,27 @@ def year_judge(before, request):
         ("<think>verdict: correct</think>\nverdict: incorrect", "incorrect"),
         ('{"verdict": "correct"}\nNo, wait.\n{"verdict": "incorrect"}', "incorrect"),
         ("", None),
-        ("correct", None),
-        ("Correct.", None),
+        ("correct", "correct"),
+        ("**Incorrect.**", "incorrect"),
+        ("```\nCorrect\n```", "correct"),
+        ("INCORRECT — because it names another year.", "incorrect"),
+        ("Correct: YES.", "correct"),
+        ("Another year.\n**correct:** no", "incorrect"),
+        ("Verdict: Correct, since both say 1987.", "correct"),
+        ("verdict: **incorrect** (because it is not correct)", "incorrect"),
+        ("verdict: correct, but I am not sure", None),
+        ("verdict: correct. Or is it?", None),
+        ("correct, but vague", None),
+        ("correct incorrect", None),
+        ("correct: yes and no", None),
+        ("**yes**", None),
+        ("yes — because it contradicts them", None),
         ("A", None),
         ("Absolutely not", None),
         ("yes", None),
         ("incorrect: yes", None),
-        ("correct: yes", None),
+        ("incorrect: no", None),
+        ("not correct", None),
         ("incorrect verdict: no\ncorrect", None),
         ("verdict: not correct", None),
         ("verdict: !correct", None),
@@ -89,6 +103,7 @@ def year_judge(before, request):
         ("[" * 100_000, None),
         (f"```{' ' * 100_000}x", None),
         (f"verdict:{'_' * 100_000}!", None),
+        (f"correct{' ' * 100_000}!", None),
     ],
 )
 def test_verdicts_are_read_strictly(reply, verdict):
@@ -98,8 +113,8 @@ def test_verdicts_are_read_strictly(reply, verdict):
 @given(st.text(st.sampled_from('vervdict:"{}corin \n*`.<>/think'), max_size=60))
 def test_nothing_but_a_stated_verdict_is_read_as_one(text):
     verdict = parse_verdict(text)
-    if verdict is not None:
-        assert "verdict" in text.lower()
+    if verdict is not None and not re.search("correct.*no", text.lower()):
+        assert "verdict" in text.lower() or re.fullmatch(r"\W*(in)?correct\W*", text.lower())
         assert re.findall("(?:in)?correct", text.lower())[-1] == verdict
 
 
