@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ class TranscriptFile:
     """The file of ``graphpo eval --out``: one JSON line per trajectory.
 
     Until it is complete it is named ``<path>.partial``, with what evaluation it is of in its first
-    line. The next evaluation of that name goes on with the tasks whose trajectories all count.
+    line. The next evaluation of that name goes on with the tasks whose trajectories all count and
+    met no outage.
 
     A row has ``id`` (task/node), ``task``, ``question``, ``gold`` and ``metadata`` of the task;
     ``response`` (the policy's words), ``turns`` (the same by turn; empty in segment mode),
@@ -50,8 +52,8 @@ class TranscriptFile:
         self._rows: dict[str, list[dict[str, Any]]] = {}
         if self.partial.exists():
             for task, rows in _left_by(self.partial, name).items():
-                judged = all(row["reward"] is not None for row in rows)
-                if judged and len(rows) == samples:
+                undisturbed = all(row["reward"] is not None and not row["outages"] for row in rows)
+                if undisturbed and len(rows) == samples:
                     self._rows[task] = rows
         kept = [row for rows in self._rows.values() for row in rows]
         write_rows(self.partial, [name, *kept])
@@ -77,10 +79,9 @@ class TranscriptFile:
 
     @property
     def outages(self) -> Outages:
-        """What is there, each of whose trajectories counts."""
+        """What was gone on with: nothing that met one."""
         rows = [row for rows in self._rows.values() for row in rows]
-        calls, failed = (sum(row[name] for row in rows) for name in ("tool_calls", "outages"))
-        return Outages(trajectories=len(rows), tool_calls=calls, failed_calls=failed)
+        return Outages(len(rows), tool_calls=sum(row["tool_calls"] for row in rows))
 
     def add(self, rollout: Rollout, expander: Expander) -> None:
         """Append the trajectories of a task.
@@ -100,7 +101,7 @@ class TranscriptFile:
             DataError: they cannot be written.
         """
         write_rows(self._path, (row for task in self._tasks for row in self._rows[task]))
-        self.partial.unlink()
+        self.partial.unlink(missing_ok=True)  # another that is the same may have ended
 
 
 def evaluation_name(
@@ -149,7 +150,7 @@ def _left_by(partial: Path, name: Mapping[str, Any]) -> dict[str, list[dict[str,
     text = partial.read_bytes()
     whole = text.rpartition(b"\n")[0]
     if len(whole) + 1 < len(text):
-        partial.write_bytes(whole + b"\n" if whole else b"")
+        os.truncate(partial, len(whole) + 1 if whole else 0)
     found = [row for _, row in read_rows(partial)]
     if not found:
         return {}

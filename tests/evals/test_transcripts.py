@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from graphpo_agent.cli import main
 from graphpo_agent.evals.grade import GradeOptions, grade_file
+from graphpo_agent.evals.transcripts import TranscriptFile
 from graphpo_agent.rewards.asearcher import ASearcherReward
-from graphpo_agent.types import Outcome, Task
+from graphpo_agent.types import FailureKind, Outcome, Task, ToolResult
 from tests.worlds import length_reward, run_arguments
 
 
@@ -127,6 +129,45 @@ class Flaky:
         if self._down.exists() and sum(task.id.encode()) % 3:
             raise CallFailed("transient", "the service is busy")
         return length_reward(task, outcome)
+
+
+def test_scored_paths_that_met_an_outage_are_sampled_again(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, flag = tmp_path / "t.jsonl", tmp_path / "down"
+    tool = {"class": f"{__name__}:Unplugged", "down": str(flag)}
+    settings = [f"mode.tools.search={json.dumps(tool)}", "outages=score"]
+    command = ["eval", *run_arguments(kb, tmp_path / "run", *settings), "--out", str(out)]
+    command += ["--samples", "4"]
+    flag.touch()
+    assert main(command) == 2
+    assert "tool calls and left 0 of 32 trajectories unscored" in capsys.readouterr().err
+    flag.unlink()
+    assert main(command) == 0
+    rows = [json.loads(line) for line in out.open()]
+    assert all(row["outages"] == 0 for row in rows) and any(row["tool_calls"] for row in rows)
+
+
+class Unplugged:
+    """A search that reaches nothing while ``down`` is there."""
+
+    name = "search"
+    description = "Search."
+    schema: Mapping[str, Any] = {"type": "object"}
+
+    def __init__(self, down: str) -> None:
+        self._down = Path(down)
+
+    def run(self, calls: Sequence[object]) -> list[ToolResult]:
+        failure: FailureKind | None = "transient" if self._down.exists() else None
+        return [ToolResult("the service is busy", failure=failure) for _ in calls]
+
+
+def test_two_evaluations_at_once_both_end(tmp_path: Path) -> None:
+    first, second = (TranscriptFile(tmp_path / "t", {"evaluation": {}}, [], 1) for _ in range(2))
+    first.complete()
+    second.complete()
+    assert (tmp_path / "t").exists() and not first.partial.exists()
 
 
 def test_a_row_says_all_that_a_grader_asks_for(kb: Path, tmp_path: Path) -> None:
