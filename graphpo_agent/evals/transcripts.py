@@ -1,4 +1,4 @@
-"""The transcripts of an evaluation, kept task by task, so that an interruption costs one task."""
+"""The transcripts of an evaluation, kept by task: an interruption costs those being sampled."""
 
 import hashlib
 import json
