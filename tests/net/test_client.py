@@ -149,8 +149,9 @@ def test_silent_server_is_stopped_at_the_deadline():
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf",
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Encoding: gzip\r\n\r\nhalf",
         b"not http at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello",
     ],
-    ids=["closed", "cut short", "bad gzip", "not http"],
+    ids=["closed", "cut short", "bad gzip", "not http", "chunk of negative length"],
 )
 def test_broken_replies_are_transient(sent):
     tries = []
