@@ -9,7 +9,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.protocols import ChatModel, Scheduler
 from graphpo_agent.rollout.agent_memory import AgentMemory
-from graphpo_agent.types import Document, Message, PathState, StateDescription
+from graphpo_agent.types import Message, PathState, StateDescription
 
 __all__ = ["FrozenSummary", "summary_messages", "written_path"]
 
@@ -27,7 +27,7 @@ sentences.
 class FrozenSummary:
     """A summary of the path by a frozen model, as the text to embed; a ``StateDescriber``.
 
-    The model reads the question, the policy's own words and, in agent mode, the documents found.
+    The model reads the question, the policy's own words and, in agent mode, what tools showed it.
     It costs the policy no tokens and does not change while the policy learns. The summaries of all
     graphs that wait at one moment are asked for together, equal paths once, beside the sampling.
     A path whose summary cannot be had gets no description and is similar to nothing.
@@ -51,7 +51,7 @@ class FrozenSummary:
         Args:
             chat: the model that summarises.
             max_summary_tokens: of one summary.
-            max_characters: of the policy's words and the documents together; see ``written_path``.
+            max_characters: of the policy's words and what it found; see ``written_path``.
             concurrency: summaries asked for at once.
         """
         self._failed = 0
@@ -107,17 +107,19 @@ def summary_messages(path: str) -> list[Message]:
 
 
 def written_path(state: PathState, max_characters: int) -> str:
-    """A path as a JSON object: question, the policy's words, and the documents found, by id.
+    """A path as a JSON object: question, the policy's words, and the documents found.
 
-    The words lose their beginning beyond half of ``max_characters``. The documents share what is
-    then left of it equally, and lose their ends.
+    These are in the order of their ids, behind them what tools replied without naming any, such as
+    a program's output. The words lose their beginning beyond half of ``max_characters``. The
+    documents share what is then left of it equally, and lose their ends.
 
     Example: ``{"question": "Who?", "written": "…", "documents": ["Karo Venn, born 1987"]}``
     """
     words = state.response[-(max_characters // 2) :]
     path: dict[str, object] = {"question": state.task.question, "written": words}
     if isinstance(state.memory, AgentMemory):
-        found: Sequence[Document] = sorted(state.memory.documents_found, key=lambda doc: doc.id)
+        by_id = sorted(state.memory.documents_found, key=lambda document: document.id)
+        found = [*(document.contents for document in by_id), *sorted(state.memory.facts)]
         share = (max_characters - len(words)) // max(1, len(found))
-        path["documents"] = [document.contents[:share] for document in found]
+        path["documents"] = [text[:share] for text in found]
     return json.dumps(path, ensure_ascii=False, indent=1)

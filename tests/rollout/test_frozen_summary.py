@@ -17,9 +17,9 @@ from tests.rollout.scripted import EOS, ScriptedPolicy, TokenContext, describe
 SILENT = ScriptedPolicy(lambda context, seed: (EOS,))
 
 
-def state_of(question="Who?", response="", found=None):
+def state_of(question="Who?", response="", found=None, facts=()):
     """Agent mode where documents are given, perhaps none; else segment mode."""
-    memory = () if found is None else AgentMemory(documents_found=tuple(found))
+    memory = () if found is None else AgentMemory(documents_found=tuple(found), facts=facts)
     return PathState(
         task=Task(id="t", question=question, answers=("the accepted answer",)),
         context=TokenContext((1, 2)),
@@ -79,6 +79,13 @@ def test_the_order_in_which_documents_were_found_does_not_count():
     assert written_path(state_of(found=documents), 1000) == written_path(
         state_of(found=documents[::-1]), 1000
     )
+
+
+def test_the_frozen_model_sees_what_programs_printed_in_any_order():
+    oslo = Document("7", "Oslo")
+    path = written_path(state_of(found=[oslo], facts=("43\n", "42\n")), 1000)
+    assert json.loads(path)["documents"] == ["Oslo", "42\n", "43\n"]
+    assert path == written_path(state_of(found=[oslo], facts=("42\n", "43\n")), 1000)
 
 
 @given(
