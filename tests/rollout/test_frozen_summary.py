@@ -141,6 +141,22 @@ def test_failed_summary_is_no_description_and_counted(failure):
     assert describer.counts == {"summary/failed": 1}
 
 
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (answer({"error": "too long"}, 400), "too long"),
+        (answer(said(None)), "said nothing"),
+        (answer(said("<think>let me see")), "state.max_summary_tokens"),
+    ],
+    ids=["refused", "no text", "cut off in its thoughts"],
+)
+def test_a_model_that_has_summed_nothing_up_yet_stops_the_run(reply, reason):
+    with serving(lambda before, request: reply) as server:
+        describer = FrozenSummary(OpenAIChat(server.url, "m"))
+        with pytest.raises(ToolError, match=rf"no path could be summed up: .*{reason}"):
+            describe(describer, SILENT, [state_of(), state_of(response="1 + 2")])
+
+
 def test_thoughts_are_not_part_of_a_summary():
     with serving(always(said("<think>let me see</think>\n\nknown: 3"))) as server:
         described = describe(FrozenSummary(OpenAIChat(server.url, "m")), SILENT, [state_of()])
