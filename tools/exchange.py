@@ -19,6 +19,8 @@ from tools.addresses import WebAddress
 __all__ = ["exchange"]
 
 _CHUNK = 65536
+_BROKEN = (OSError, HTTPError, http.client.HTTPException, ValueError)
+"""ValueError is urllib3's for a chunk of negative length."""
 
 
 class _PinnedHTTP(HTTPConnection):
@@ -76,7 +78,7 @@ def exchange(
             body = _read(response, max_bytes)
         except (ssl.CertificateError, DecodeError) as error:
             raise CallFailed("no_result", f"{address.host}: {_one_line(error)}") from error
-        except (OSError, HTTPError, http.client.HTTPException) as error:
+        except _BROKEN as error:
             if deadline.passed:
                 raise deadline.missed() from error
             raise CallFailed("transient", f"{address.host}: {_one_line(error)}") from error

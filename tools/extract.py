@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.chat import without_thinking
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
@@ -48,7 +49,7 @@ class EvidenceExtractor:
     """Asks a language model what a page says about a goal.
 
     A reply that cannot be used, or a page that is too long for the model, is tried again with a
-    half and a quarter of the page.
+    half and a quarter of the page. A reasoning model's thoughts are no part of its reply.
 
     Example::
 
@@ -101,7 +102,7 @@ class EvidenceExtractor:
             if error.outage:
                 raise
             return None
-        return parse_evidence(reply)
+        return parse_evidence(without_thinking(reply))
 
 
 def parse_evidence(reply: str) -> Evidence | None:

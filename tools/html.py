@@ -21,16 +21,25 @@ _WIDENED = {
     "shift_jis": "cp932",
     "euc_kr": "cp949",
     "tis-620": "cp874",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
     "utf-16": "utf-16-le",
 }
 """What the web calls by the name of a smaller character set (WHATWG Encoding, section 4.2)."""
+_WEB_NAMES = {
+    "iso-8859-8-i": "iso8859-8",
+    "windows-31j": "cp932",
+    "windows-874": "cp874",
+    "windows-949": "cp949",
+}
+"""Names of that section that Python does not know; those with ``x-`` it knows without."""
 _CHARSETS = frozenset(
     (
         *("utf-8", "utf-16-le", "utf-16-be", "gb18030", "big5", "big5hkscs"),
         *("euc_jp", "cp932", "iso2022_jp", "cp949", "cp874"),
         *("koi8-r", "koi8-u", "cp866", "mac-roman", "mac-cyrillic"),
         *(f"cp125{n}" for n in range(9)),
-        *(f"iso8859-{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)),
+        *(f"iso8859-{n}" for n in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)),
     )
 )
 """Codecs of text, by Python's names; the others (zip, punycode, ...) are slow or explode."""
@@ -70,16 +79,19 @@ def decode_page(body: bytes, declared: str | None) -> str:
 
     The charset is the byte order mark's, else the declared one (HTTP header), else that of a
     ``<meta>`` among the first bytes, else UTF-8, else windows-1252; names of no known charset
-    are passed over. What does not fit it becomes U+FFFD.
+    are passed over. A ``<meta>`` that can be read is not in UTF-16: one that says so means UTF-8.
+    What does not fit the charset becomes U+FFFD.
     """
     for mark, charset in _BYTE_ORDER_MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(charset, "replace")
     meta = _META_CHARSET.search(body[:_META_BYTES].lower())
-    for label in (declared, meta and meta[1].decode("ascii")):
-        charset = _charset(label) if label else None
-        if charset is not None:
-            return body.decode(charset, "replace")
+    stated = _charset(declared) if declared else None
+    if stated is None and meta is not None:
+        stated = _charset(meta[1].decode("ascii"))
+        stated = "utf-8" if stated in ("utf-16-le", "utf-16-be") else stated
+    if stated is not None:
+        return body.decode(stated, "replace")
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -89,8 +101,9 @@ def decode_page(body: bytes, declared: str | None) -> str:
 
 def _charset(label: str) -> str | None:
     """The codec of a charset name, where it is one of text."""
+    label = label.strip().lower().removeprefix("x-")
     try:
-        name = codecs.lookup(label.strip()).name
+        name = codecs.lookup(_WEB_NAMES.get(label, label)).name
     except (LookupError, ValueError):
         return None
     name = _WIDENED.get(name, name)

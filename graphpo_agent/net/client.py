@@ -172,7 +172,7 @@ class HttpService:
             reply = Reply.from_bytes(stored)
         verdict = self._classify(reply)
         if verdict is not None:
-            _refuse(verdict, f"{where}: HTTP {reply.status}: {reply.excerpt}")
+            _refuse(verdict, f"{where}: {_said(reply)}")
         return reply
 
     def _prepare(
@@ -247,7 +247,7 @@ class HttpService:
             _refuse(reply.verdict, f"{where}: {reason}")
         reply = self._without_secrets(reply)
         verdict = self._classify(reply)
-        reason = f"HTTP {reply.status}: {reply.excerpt}"
+        reason = _said(reply)
         if verdict == "rate_limit" or verdict == "transient":
             return _Failure(verdict, reason, _retry_after_s(reply))
         if verdict == "quota" or verdict == "configuration":
@@ -261,6 +261,13 @@ class HttpService:
     def _backoff_s(self, tried: int, retry_after_s: float) -> float:
         doubled = _FIRST_BACKOFF_S * 2 ** (tried - 1) * self._random.uniform(0.5, 1.0)
         return min(max(doubled, retry_after_s), self._limits.max_backoff_s)
+
+
+def _said(reply: Reply) -> str:
+    """A reply for messages, with the address that a redirect leads to."""
+    leads_to = reply.headers.get("location", "") if 300 <= reply.status < 400 else ""
+    redirect = f" leads to {leads_to[:_SHOWN_CHARACTERS]!a}" if leads_to else ""
+    return f"HTTP {reply.status}{redirect}: {reply.excerpt}"
 
 
 def _refuse(verdict: Verdict, message: str) -> NoReturn:

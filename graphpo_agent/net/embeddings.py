@@ -25,9 +25,9 @@ class _ServedEmbedder:
     """What both wire formats share; an ``Embedder``. Threads share it.
 
     Equal texts of one call are sent once. A text of white space alone is a row of zeros, and so is
-    a text for which the server gave no vector in all tries (an outage, or a text it refuses): such
-    a row is similar to nothing. With a store every text is a request of its own, so that an answer
-    is found again whichever texts came together.
+    a text for which the server gave no vector in all tries (an outage, or a text it refuses), or
+    one that is not of finite numbers: such a row is similar to nothing. With a store every text is
+    a request of its own, so that an answer is found again whichever texts came together.
     """
 
     def __init__(
@@ -92,7 +92,11 @@ class _ServedEmbedder:
                 self._failed += len(texts)
                 self._last_failure = str(failure)
             return {}
-        return dict(zip(texts, vectors, strict=True))
+        rows = zip(texts, vectors, strict=True)
+        found = {text: vector for text, vector in rows if np.isfinite(vector).all()}
+        with self._lock:
+            self._failed += len(texts) - len(found)
+        return found
 
     def _call(self, texts: list[str]) -> NDArray[np.float32]:
         """[len(texts), dimension]."""
@@ -252,9 +256,9 @@ def _read_tei(answer: Any) -> Any:
 
 
 def _as_matrix(rows: Any) -> NDArray[np.float32] | None:
-    """Rows of finite numbers, equally many in each; None where they are something else."""
+    """Rows of numbers, equally many in each, those of one row finite; None for anything else."""
     try:
         matrix = np.array(rows, dtype=np.float32)
     except (TypeError, ValueError):
         return None
-    return matrix if matrix.ndim == 2 and np.isfinite(matrix).all() else None
+    return matrix if matrix.ndim == 2 and np.isfinite(matrix).all(axis=1).any() else None

@@ -26,6 +26,8 @@ __all__ = ["Broken", "Session", "exchange"]
 _CONNECT_S = 10.0
 """For each address of a host."""
 _CHUNK_BYTES = 1 << 16
+_ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError)
+"""ValueError is urllib3's for a chunk of negative length."""
 _DROPPED_HEADERS = frozenset(
     ("set-cookie", "content-length", "content-encoding", "transfer-encoding", "connection")
 )
@@ -182,7 +184,7 @@ def exchange(
                 request, timeout=timeout, allow_redirects=False, **settings
             ) as response:
                 outcome = _read(response, max_bytes)
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        except _ERRORS as error:
             outcome = _broken(error)
     # Behind a shut socket the end of a reply looks like any other end: the dog knows better.
     return (

@@ -31,11 +31,13 @@ def documents_key(state: PathState) -> str:
     found as a set of document ids and of tools' replies without documents, so the order of the
     calls, and calls that found nothing new, do not count.
 
-    Example: ``'["capital of france?", ["12", "7"], null]'``
+    Example: ``'["capital of france?", ["12", "7"], null]'``; a reply stands in a list of its own.
     """
     memory: AgentMemory = state.memory
     answer = None if state.answer is None else _normalise(state.answer)
-    found = sorted({*(document.id for document in memory.documents_found), *memory.facts})
+    documents = sorted({document.id for document in memory.documents_found})
+    replies = [[fact] for fact in sorted(memory.facts)]
+    found = [*documents, *replies]
     return json.dumps([_normalise(state.task.question), found, answer], ensure_ascii=False)
 
 

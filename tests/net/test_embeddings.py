@@ -129,6 +129,21 @@ def test_refused_text_does_not_take_its_batch_with_it(kind, script, path, status
 
 
 @KINDS
+def test_vector_of_no_number_does_not_take_its_batch_with_it(kind, script, path):
+    def overflowing(before, request):
+        status, headers, body = script(before, request)
+        return status, headers, body.replace(b"[3.0, ", b"[NaN, ").replace(b"[2.0, ", b"[1e99, ")
+
+    with serving(overflowing) as server:
+        embedder = make(kind, server)
+        found = embedder.embed(["a", "two", "c", "zu"])
+    expected = [vector("a"), [0, 0, 0], vector("c"), [0, 0, 0]]
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+    assert dict(embedder.counts) == {"embedder/failed": 2}
+    assert len(server.requests) == 1
+
+
+@KINDS
 def test_server_that_never_gave_a_vector_is_one_clear_line(kind, script, path):
     with (
         serving(always({"error": "starting up"}, 503)) as server,

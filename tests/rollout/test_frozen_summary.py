@@ -17,9 +17,9 @@ from tests.rollout.scripted import EOS, ScriptedPolicy, TokenContext, describe
 SILENT = ScriptedPolicy(lambda context, seed: (EOS,))
 
 
-def state_of(question="Who?", response="", found=None):
+def state_of(question="Who?", response="", found=None, facts=()):
     """Agent mode where documents are given, perhaps none; else segment mode."""
-    memory = () if found is None else AgentMemory(documents_found=tuple(found))
+    memory = () if found is None else AgentMemory(documents_found=tuple(found), facts=facts)
     return PathState(
         task=Task(id="t", question=question, answers=("the accepted answer",)),
         context=TokenContext((1, 2)),
@@ -81,6 +81,13 @@ def test_the_order_in_which_documents_were_found_does_not_count():
     )
 
 
+def test_the_frozen_model_sees_what_programs_printed_in_any_order():
+    oslo = Document("7", "Oslo")
+    path = written_path(state_of(found=[oslo], facts=("43\n", "42\n")), 1000)
+    assert json.loads(path)["documents"] == ["Oslo", "42\n", "43\n"]
+    assert path == written_path(state_of(found=[oslo], facts=("42\n", "43\n")), 1000)
+
+
 @given(
     st.text(max_size=300),
     st.none() | st.lists(st.text(max_size=200), max_size=5),
@@ -132,6 +139,22 @@ def test_failed_summary_is_no_description_and_counted(failure):
         described = describe(describer, SILENT, states)
     assert described == [StateDescription(text="Who? good"), StateDescription(), StateDescription()]
     assert describer.counts == {"summary/failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (answer({"error": "too long"}, 400), "too long"),
+        (answer(said(None)), "said nothing"),
+        (answer(said("<think>let me see")), "state.max_summary_tokens"),
+    ],
+    ids=["refused", "no text", "cut off in its thoughts"],
+)
+def test_a_model_that_has_summed_nothing_up_yet_stops_the_run(reply, reason):
+    with serving(lambda before, request: reply) as server:
+        describer = FrozenSummary(OpenAIChat(server.url, "m"))
+        with pytest.raises(ToolError, match=rf"no path could be summed up: .*{reason}"):
+            describe(describer, SILENT, [state_of(), state_of(response="1 + 2")])
 
 
 def test_thoughts_are_not_part_of_a_summary():

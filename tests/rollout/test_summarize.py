@@ -55,6 +55,8 @@ def test_documents_key_tells_states_apart():
         state_of(found=("1",)),
         state_of(found=("1", "2")),
         state_of(found=("12",)),
+        state_of(memory=AgentMemory(facts=("1",))),
+        state_of(memory=AgentMemory(facts=("12",))),
         state_of(answer=""),
         state_of(answer="null"),
         state_of(found=("1",), answer="x"),

@@ -47,6 +47,15 @@ def test_a_long_page_is_cut():
     assert chat.shown()[0]["page"] == "0123456789"
 
 
+def test_thoughts_are_no_evidence():
+    draft = '<think>Perhaps {"evidence": "a draft", "summary": ""}?'
+    chat = Chat(f"{draft} No.</think>\n{GOOD}", draft, GOOD)
+    extractor = EvidenceExtractor(chat)
+    assert extractor.extract("x" * 100, "goal") == FOUND
+    assert extractor.extract("x" * 100, "goal") == FOUND  # cut off in its thoughts, asked again
+    assert [len(shown["page"]) for shown in chat.shown()] == [100, 100, 50]
+
+
 @pytest.mark.parametrize(
     "refusal", [CallFailed("bad_arguments", "context length exceeded"), "no JSON", ""]
 )

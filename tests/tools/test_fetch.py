@@ -362,7 +362,13 @@ def test_a_server_that_never_ends_meets_the_deadline(site, answer):
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"]
+    "answer",
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello",
+    ],
 )
 def test_a_broken_answer_is_transient(site, answer):
     site.pages["/"] = lambda handler: handler.wfile.write(answer)
