@@ -47,7 +47,7 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
         keys = {x: x.partition("=")[0] for x in overrides if not _is_file(x)}
         to_blame = [x for x, key in keys.items() if f"{where}.".startswith(f"{key}.")]
         source = f" (override {to_blame[-1]!r:.200})" if to_blame else ""
-        raise ConfigError(f"{files}: {problem}{source}") from None
+        raise ConfigError(f"{files}: {problem}{source}{_hint(where, problem, overrides)}") from None
 
 
 def dump_config(config: BaseModel) -> str:
@@ -98,7 +98,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node = data
     for name in parents:
-        child = node.setdefault(name, {})
+        child = node[name] = {} if node.get(name) is None else node[name]
         if not isinstance(child, dict):
             raise ConfigError(f"override {override!r}: {name!r} holds a value, not more keys")
         node = child
@@ -106,6 +106,16 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         node[last] = parse_yaml(value)
     except NotYaml:
         raise ConfigError(f"override {override!r:.200}: the value is not YAML") from None
+
+
+def _hint(where: str, problem: str, overrides: Sequence[str]) -> str:
+    """How to replace a section whose ``kind`` alone was overridden, with keys of another kind."""
+    section = where.rpartition(".")[0]
+    for override in reversed(overrides):
+        key, _, kind = override.partition("=")
+        if key == f"{section}.kind" and "unknown key" in problem:
+            return f"; it is of another kind: {section}={{kind: {kind}}} replaces the whole section"
+    return ""
 
 
 def _first_problem(error: ValidationError, data: Any) -> tuple[str, str]:

@@ -8,21 +8,25 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from graphpo_agent.engines.local.adapter_files import under_adapters
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import has_adapters, merged_weights
-from graphpo_agent.engines.local.model import load_model
+from graphpo_agent.engines.local.model import computable, load_model
 from graphpo_agent.engines.vllm_start import VllmOptions, start_vllm
+from graphpo_agent.errors import ConfigError, ModelError, first_line
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.protocols import Tokenizer
+from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import (
     Completion,
     Context,
@@ -36,7 +40,11 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.logprobs import Logprob
 
-__all__ = ["VllmContext", "VllmEngine", "VllmPolicy"]
+__all__ = ["VllmContext", "VllmEngine", "VllmPolicy", "weights_as_saved"]
+
+_COMPARED_TOKENS = 16
+_ROUNDING_32, _ROUNDING_16 = 0.01, 0.3
+"""Mean distance of log-probabilities that rounding explains, where vLLM has 32 or 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class VllmPolicy:
     Attributes:
         tokenizer: as given.
         max_context_tokens: no context grows longer than this.
+        dtype: of vLLM's weights.
     """
 
     def __init__(self, model_name: str, tokenizer: Tokenizer, options: VllmOptions) -> None:
@@ -102,6 +111,7 @@ class VllmPolicy:
         model = self._engine.model_config
         self.tokenizer = tokenizer
         self.max_context_tokens = model.max_model_len
+        self.dtype = cast(torch.dtype, model.dtype)
         self._stops = StopFinder(tokenizer, model.get_vocab_size())
         self._eager = model.enforce_eager
         self._generation = object()
@@ -110,7 +120,7 @@ class VllmPolicy:
         self._tickets = self._prefilled_tokens = 0
         if adapters:
             merged = load_model(model_name, getattr(torch, options.dtype))
-            self.load_weights(merged.state_dict().items())
+            self.load_weights(weights_as_saved(merged))
 
     def open(self, token_ids: Sequence[int]) -> VllmContext:
         """A context that holds a prompt."""
@@ -205,8 +215,15 @@ class VllmPolicy:
         (new,) = output.outputs
         row.token_ids += new.token_ids
         logprobs = cast("list[dict[int, Logprob]]", new.logprobs)
-        for token_id, values in zip(new.token_ids, logprobs, strict=True):
-            row.logprobs.append(values[token_id].logprob)
+        row.logprobs += [
+            values[token_id].logprob
+            for token_id, values in zip(new.token_ids, logprobs, strict=True)
+        ]
+        if not np.isfinite(row.logprobs[-1]):
+            raise ModelError(
+                f"model {self._engine.model_config.model}: its logits are not finite, the policy "
+                "has diverged; lower update.learning_rate, or give sound weights"
+            )
         reason = self._reason(row, output.finished)
         if reason is None:
             return
@@ -237,9 +254,49 @@ class VllmEngine:
     """
 
     def __init__(self, learner: LocalEngine, policy: VllmPolicy) -> None:
-        """Args: the learner, and vLLM started with the learner's weights."""
+        """Args: the learner, and vLLM started with the learner's weights.
+
+        Raises:
+            ConfigError: vLLM does not take the learner's weights, or computes something else.
+        """
         self.policy = policy
         self._learner = learner
+        # Of a model that vLLM has no class of its own for it takes transformers' class, whose calls
+        # then ask whether they are compiled.
+        cast(Any, type(learner.model.base_model)).do_not_compile = True
+        self._check_agreement()
+
+    def _check_agreement(self) -> None:
+        name = self._learner.model.name_or_path
+        other = "use engine.kind=local"
+        try:
+            self._publish()
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = first_line(error)
+            raise ConfigError(
+                f"vllm does not take the weights of {name} as transformers names them: {reason}; "
+                f"{other}"
+            ) from error
+        distance = self._distance(self.policy.tokenizer.encode("1 + 1 = 2"))
+        if distance > (_ROUNDING_32 if self.policy.dtype == torch.float32 else _ROUNDING_16):
+            raise ConfigError(
+                f"vllm computes other log-probabilities for {name} than transformers, by "
+                f"{distance:.2g} on average: it would sample from another policy than is trained; "
+                f"{other}"
+            )
+
+    def _distance(self, prompt: Sequence[int]) -> float:
+        """Mean of a continuation's log-probabilities' distance from those of the learner."""
+        request = SampleRequest(self.policy.open(prompt), seed=0, max_new_tokens=_COMPARED_TOKENS)
+        (drawn,) = complete(self.policy, [request], SamplingParams())
+        self.policy.release()
+        self.policy.take_prefilled_tokens()
+        model = self._learner.model
+        tokens = torch.tensor([[*prompt, *drawn.token_ids]], device=model.device)
+        with torch.no_grad(), computable(model):
+            logits = model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        own = logits.float().log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0]
+        return float((own.cpu() - torch.tensor(drawn.logprobs)).abs().mean())
 
     def update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
         """One PPO update (Algorithm 1, stage 4); see ``LocalEngine.update``."""
@@ -268,6 +325,15 @@ class VllmEngine:
 
     def _publish(self) -> None:
         """Give the learner's weights to the policy."""
-        model = self._learner.model
-        weights = merged_weights(model) if has_adapters(model) else model.state_dict()
-        self.policy.load_weights(weights.items())
+        self.policy.load_weights(weights_as_saved(self._learner.model))
+
+
+def weights_as_saved(model: PreTrainedModel) -> Iterable[tuple[str, Tensor]]:
+    """The weights of a model with its adapters merged, by name and in shape as in a checkpoint.
+
+    transformers keeps some in another shape, such as all experts of a layer together.
+    """
+    weights = merged_weights(model) if has_adapters(model) else model.state_dict().items()
+    if getattr(model, "_weight_conversions", None) == []:  # as in the checkpoint that was loaded
+        return weights
+    return revert_weight_conversion(model, dict(weights)).items()

@@ -28,6 +28,8 @@ _ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+_FEWEST_BATCHED_TOKENS = 2048
+"""What vLLM lets one pass hold of its own accord, at least; it must not be fewer than sequences."""
 _DTYPES = ("float32", "bfloat16")
 
 
@@ -112,6 +114,8 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if options.max_sequences > _FEWEST_BATCHED_TOKENS:
+        arguments["max_num_batched_tokens"] = options.max_sequences
     if current_platform.is_cpu():
         _check_head_size(model_name, config)
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
@@ -150,11 +154,12 @@ def _quiet_start() -> Iterator[None]:
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     preload, set_num_threads = os.environ.get("LD_PRELOAD"), torch.set_num_threads
+    excepthook = sys.excepthook
     with _stderr_to_file():
         try:
             yield
         finally:
-            torch.set_num_threads = set_num_threads
+            torch.set_num_threads, sys.excepthook = set_num_threads, excepthook
             os.environ.pop("LD_PRELOAD", None)
             if preload is not None:
                 os.environ["LD_PRELOAD"] = preload

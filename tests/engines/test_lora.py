@@ -117,7 +117,7 @@ def test_the_saved_model_is_plain_and_has_the_adapters_in_it(
     assert not (tmp_path / "model/adapter_config.json").exists()
     assert loaded.config.to_dict().keys() == make_model(family).config.to_dict().keys()
     assert torch.equal(logits(model), expected), "merging must not touch the trained model"
-    for name, value in merged_weights(model).items():
+    for name, value in merged_weights(model):
         assert torch.equal(value, loaded.state_dict()[name])
 
 
@@ -254,7 +254,7 @@ def test_adapters_on_bfloat16_weights_learn_in_float32(make_model, tokenizer, tm
         assert 0 < (model.get_parameter(name) - value).abs().max() < 20 * rate
     engine.save_model(tmp_path / "model")
     saved = load_model(str(tmp_path / "model"), torch.bfloat16, model.device.type).state_dict()
-    merged = merged_weights(model)
+    merged = dict(merged_weights(model))
     assert {value.dtype for value in merged.values()} == {torch.bfloat16}
     assert all(torch.equal(saved[name], value) for name, value in merged.items())
 

@@ -5,13 +5,24 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralConfig,
+    Olmo2Config,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from graphpo_agent.build import build_engine, build_policy
 from graphpo_agent.cli import main
@@ -23,9 +34,9 @@ from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
+from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy, weights_as_saved
 from graphpo_agent.engines.vllm_start import VllmOptions
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout import scheduler
 from graphpo_agent.types import Completion, Demonstration, Piece, SampleRequest, SamplingParams
@@ -40,6 +51,15 @@ EXTRA_IDS = 30  # embeddings beyond the tokenizer's vocabulary, as many models h
 OPTIONS = VllmOptions(max_sequences=16, kv_cache_gib=0.1)
 PROMPT = [5, 9, 30]
 SAMPLING = SamplingParams()
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": LIMIT,
+    "initializer_range": 0.2,
+}
 LESSON = Demonstration("1", ({"role": "user", "content": "1 + 1"},), (Piece("2 .", trained=True),))
 
 
@@ -56,14 +76,8 @@ def save_model(place: Path, seed: int) -> None:
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=HfTokenizer.load(str(place)).vocab_size + EXTRA_IDS,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=LIMIT,
-        initializer_range=0.2,
         tie_word_embeddings=True,
+        **SIZES,
     )
     Qwen2ForCausalLM(config).save_pretrained(place)
 
@@ -353,6 +367,84 @@ def test_a_checkpoint_of_adapters_samples_with_them(
     assert (
         distance(model, PROMPT, drawn) < 1e-4 < distance(load_model(str(directory)), PROMPT, drawn)
     )
+
+
+def saved(place: Path, config: PretrainedConfig) -> LocalEngine:
+    """A random model in the Hugging Face layout and a learner that was loaded from it."""
+    save_tokenizer(place)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(place)
+    imitation = ImitationOptions(1e-2, 20, 0)
+    tokenizer = HfTokenizer.load(str(place))
+    return LocalEngine(load_model(str(place)), tokenizer, OptimizerOptions(), imitation=imitation)
+
+
+def test_a_model_of_which_vllm_has_no_class_of_its_own_learns_and_samples(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    config = Olmo2Config(vocab_size=tokenizer.vocab_size, **SIZES)
+    learner = saved(tmp_path, config)
+    engine = VllmEngine(learner, VllmPolicy(str(tmp_path), tokenizer, OPTIONS))
+    for _ in range(20):
+        engine.imitate([LESSON])
+    prompt = tokenizer.render(LESSON.messages)
+    greedy = SamplingParams(temperature=0.0)
+    (learned,) = complete(engine.policy, [SampleRequest(engine.policy.open(prompt), 0, 20)], greedy)
+    assert tokenizer.decode(learned.token_ids).startswith("2 .")
+    assert distance(learner.model, prompt, learned) < 1e-4
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_experts_are_handed_over_as_a_checkpoint_has_them(
+    lora: bool, tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    config = MixtralConfig(vocab_size=tokenizer.vocab_size, num_local_experts=4, **SIZES)
+    model = saved(tmp_path, config).model
+    if lora:
+        add_adapters(model, LoraOptions(rank=2, alpha=4.0, target_modules=("q_proj",)))
+    handed = dict(weights_as_saved(model))
+    there = load_file(tmp_path / "model.safetensors")
+    assert handed.keys() == there.keys() != model.state_dict().keys()
+    assert all(torch.equal(handed[name], there[name]) for name in there)
+
+
+def test_a_policy_that_samples_from_something_else_is_refused(
+    policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer
+) -> None:
+    class Deaf(VllmPolicy):
+        """It keeps the weights that it has."""
+
+        def load_weights(self, weights: object) -> None:
+            pass
+
+    policy.__class__ = Deaf
+    try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        learner = LocalEngine(model, tokenizer, OptimizerOptions())
+        with pytest.raises(ConfigError, match="vllm computes other log-probabilities") as caught:
+            VllmEngine(learner, policy)
+        assert "\n" not in str(caught.value)
+    finally:
+        policy.__class__ = VllmPolicy
+
+
+def test_a_policy_that_has_diverged_is_told_at_once(
+    policy: VllmPolicy, model: PreTrainedModel
+) -> None:
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    policy.load_weights(model.state_dict().items())
+    with pytest.raises(ModelError, match="its logits are not finite"):
+        complete(policy, [SampleRequest(policy.open(PROMPT), 0, 20)])
+
+
+def test_more_sequences_than_tokens_of_a_pass(directory: Path, tokenizer: HfTokenizer) -> None:
+    hook = sys.excepthook
+    policy = VllmPolicy(str(directory), tokenizer, replace(OPTIONS, max_sequences=3000))
+    assert len(complete(policy, [SampleRequest(policy.open(PROMPT), 0, 4)])) == 1
+    assert sys.excepthook is hook
 
 
 @pytest.mark.parametrize(

@@ -152,19 +152,23 @@ def adapters_off(model: PreTrainedModel) -> Iterator[None]:
         model.enable_adapters()
 
 
-def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state dict of a plain model with the adapters added; other weights share memory."""
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The state dict of a plain model with the adapters added, one by one: each sum is a new copy.
+
+    Other weights share memory with the model.
+    """
     from peft.tuners.lora import Embedding, Linear
     from peft.tuners.lora.layer import ParamWrapper  # around experts and routers
 
-    weights = _weights_beneath(model)
+    adapters: dict[str, list[Linear | Embedding | ParamWrapper]] = {}
     for name, module in model.named_modules():
         if isinstance(module, (Linear, Embedding, ParamWrapper)):
             own = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
-            base = weights[f"{_plain(name)}.{own}"]
-            delta = module.get_delta_weight("default").detach()
-            weights[f"{_plain(name)}.{own}"] = (base + delta).to(base.dtype)
-    return weights
+            adapters.setdefault(f"{_plain(name)}.{own}", []).append(module)
+    for name, weight in _weights_beneath(model).items():
+        for module in adapters.get(name, ()):
+            weight = (weight + module.get_delta_weight("default").detach()).to(weight.dtype)
+        yield name, weight
 
 
 def _weights_beneath(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -182,7 +186,7 @@ def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     """A plain model with ``merged_weights``, to be saved; it cannot be run."""
     with torch.device("meta"):
         plain = type(model)(copy.deepcopy(model.config))
-    plain.load_state_dict(merged_weights(model), assign=True)
+    plain.load_state_dict(dict(merged_weights(model)), assign=True)
     plain.tie_weights()
     plain.generation_config = model.generation_config
     return plain
