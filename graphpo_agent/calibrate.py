@@ -83,8 +83,8 @@ def calibrate_command(
     paths = [tasks_path] if tasks_path else [path for path in own if path is not None]
     known = [task for path in paths for task in load_tasks(Path(path))]
     found = calibrate(config, choices, graphs, tasks_of(graphs, known), options)
-    write_calibration(directory, choices, found)
     print("\n".join(summary(found)))
+    write_calibration(directory, choices, found)
     print(f"calibration: {out}")
     return 0
 

@@ -149,7 +149,7 @@ def rollout(
     check_named(config)
     set_threads(config.threads)
     paths = [tasks_path] if tasks_path else config.tasks.train
-    check_apart([Path(out)], [Path(config_path), *map(Path, paths)])
+    check_apart([Path(out)], _inputs(config, [config_path, *overrides], paths))
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
     sampling, scoring = build_sampling(config.sampling), build_step_scoring(config.method)
@@ -174,6 +174,13 @@ def rollout(
     return 0
 
 
+def _inputs(config: RunConfig, arguments: Sequence[str], tasks: Sequence[str]) -> list[Path]:
+    """Files that no output may replace: of a configuration, its tasks, and those read instead."""
+    files = [argument for argument in arguments if "=" not in argument]
+    heldout = [] if config.tasks.heldout is None else [config.tasks.heldout]
+    return [Path(path) for path in (*files, *config.tasks.train, *heldout, *tasks)]
+
+
 def evaluate_policy(
     config_path: str,
     overrides: Sequence[str],
@@ -195,7 +202,7 @@ def evaluate_policy(
     if path is None:
         raise ConfigError("there are no held-out tasks: set tasks.heldout or give --tasks FILE")
     if out is not None:
-        check_apart([Path(out)], [Path(config_path), Path(path)])
+        check_apart([Path(out)], _inputs(config, [config_path, *overrides], [path]))
     tasks = load_tasks(Path(path))
     grower, policy = build_grower(config), build_policy(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)

@@ -17,6 +17,7 @@ from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_above
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
 from graphpo_agent.report.compare_stats import read_comparison, read_outcome, run_path
 from graphpo_agent.report.console import TimeLeft
@@ -204,6 +205,8 @@ def _plan(
     for seed in seeds:
         for label, config in configs.items():
             path = run_path(out, label, seed)
+            if plain_text(str(path)) != str(path):
+                raise RunError(f"{str(path)!r} is no UTF-8 text, as config.yaml is: name another")
             settings = {"seed": seed, "output": str(path)}
             run = _Run(label, config.model_copy(update=settings), RunDirectory(path))
             _check_unchanged(run)

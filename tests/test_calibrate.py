@@ -19,7 +19,7 @@ from graphpo_agent.evals.calibrate import CalibrateOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.types import Outcome, PathState, Task
-from tests.worlds import run_arguments
+from tests.worlds import files_of_at_most, run_arguments
 
 SCHEDULE = "method.schedule=[4,1]"
 SHORT = "mode.max_response_tokens=16"
@@ -76,6 +76,13 @@ def test_everything_is_written_and_shown(arguments, graphs, tmp_path, capsys):
     merged = [row["merged_pairs"] for row in found["choices"]["run"]["rows"]]
     assert merged == sorted(merged, reverse=True)
     assert found["choices"]["parity"]["state"]["kind"] == "key"
+
+
+def test_what_a_full_disk_cannot_hold_is_shown(arguments, graphs, tmp_path, capsys):
+    with files_of_at_most(1000), pytest.raises(OSError, match="too large"):
+        run(arguments, graphs, tmp_path / "out")
+    assert "### parity" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_repeats_itself(arguments, graphs, tmp_path):

@@ -270,6 +270,7 @@ def test_an_output_that_is_a_file(
     assert "not a directory" in mistake(capsys, arguments(reach, tmp_path / "out"))
     unnamed = [*arguments(reach, tmp_path / "out"), "--out", ""]
     assert "--out '' is not a directory" in mistake(capsys, unnamed)
+    assert "is no UTF-8 text" in mistake(capsys, arguments(reach, tmp_path / "out-\udcff"))
 
 
 def test_a_mistake_names_its_files(

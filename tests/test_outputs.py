@@ -61,7 +61,10 @@ def test_outputs_are_different_files(here):
         ["grade", "em", "file", "--out", "file"],
         ["rollout", CONFIG, "--tasks", "file", "--out", "file"],
         ["rollout", "mine.yaml", "--out", "mine.yaml"],
+        ["rollout", CONFIG, "mine.yaml", "--out", "mine.yaml"],
+        ["rollout", CONFIG, "tasks.heldout=file", "--out", "file"],
         ["eval", CONFIG, "--tasks", "file", "--out", "file"],
+        ["eval", CONFIG, "tasks.train=file", "--out", "file"],
     ],
 )
 def test_no_verb_writes_over_its_input(words, here, capsys):

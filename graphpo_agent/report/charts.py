@@ -94,8 +94,10 @@ def line_chart(title: str, lines: Sequence[Line], write: Callable[[float], str])
 def ticks(low: float, high: float, count: int) -> list[float]:
     """Round numbers, evenly spaced, the first at or below ``low``, the last at or above ``high``.
 
-    >>> ticks(0.0, 0.63, 3)
-    [0.0, 0.2, 0.4, 0.6, 0.8]
+    Three significant digits tell them apart.
+
+    >>> ticks(0.0, 0.63, 3), ticks(1231.0, 1234.0, 3)
+    ([0.0, 0.2, 0.4, 0.6, 0.8], [1230.0, 1240.0])
     """
     span = high - low
     if span <= max(1e-9 * max(abs(low), abs(high)), _TINY):  # equal but for rounding
@@ -103,6 +105,8 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     rough = span / count
     unit = 10.0 ** math.floor(math.log10(rough))
     step = unit * min((1, 2, 5, 10), key=lambda multiple: abs(multiple * unit - rough))
+    largest = max(abs(low), abs(low + span))
+    step = max(step, 10.0 ** (math.floor(math.log10(largest)) - 2))
     first, last = math.floor(low / step + 1e-9), math.ceil((low + span) / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 

@@ -12,6 +12,7 @@ from graphpo_agent.errors import RunError
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.method import Credit
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.report.charts import Line, line_chart
 from graphpo_agent.report.drawing import LONG_FACTS, MAX_NODES, draw_graph, node_facts
 from graphpo_agent.report.numbers import UNDEFINED, compact, duration, percent, signed
@@ -88,7 +89,7 @@ def write_report(
     )
     path = run_dir / "report.html"
     try:
-        write_atomically(path, page)
+        write_atomically(path, plain_text(page))  # names may hold half characters
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}") from None
     return path

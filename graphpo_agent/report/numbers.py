@@ -40,10 +40,10 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def compact(value: float) -> str:
-    """A magnitude in at most six characters, with three significant digits.
+    """A magnitude with three significant digits, from 1e-3 on in at most six characters.
 
-    >>> compact(0), compact(950), compact(34_512), compact(1.2e6), compact(0.034), compact(2e-6)
-    ('0', '950', '34.5k', '1.2M', '0.034', '2e-06')
+    >>> compact(0), compact(950), compact(34_512), compact(1.2e6), compact(0.034), compact(2.5e-6)
+    ('0', '950', '34.5k', '1.2M', '0.034', '2.5e-06')
     """
     if not math.isfinite(value):
         return UNDEFINED
@@ -51,8 +51,6 @@ def compact(value: float) -> str:
     for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= unit * 0.9995:
             return f"{value / unit:.3g}{suffix}"
-    if size and size < 1e-3:
-        return f"{value:.1g}"
     return f"{value:.3g}"
 
 

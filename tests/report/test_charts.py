@@ -61,6 +61,32 @@ def test_one_point_is_a_dot_and_a_constant_line_has_an_axis() -> None:
     assert {"0", "2e-06"} <= set(texts)
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (1231, 1236),
+        (10_200, 10_210),
+        (0.9985, 0.9995),
+        (3.1e-7, 3.9e-7),
+        (2.5e-6, 2.6e-6),
+        (-5, -4.99),
+    ],
+)
+def test_no_two_marks_of_the_vertical_axis_read_alike(low: float, high: float) -> None:
+    line = Line("length", np.arange(3, dtype=np.float64), np.array([low, high, low]), False)
+    chart = ElementTree.fromstring(line_chart("m", [line], compact))
+    marks = [e.text for e in chart.iter("text") if e.attrib["text-anchor"] == "end"]
+    assert len(marks) >= 2 and len(set(marks)) == len(marks)
+
+
+def test_a_learning_rate_keeps_its_digits() -> None:
+    assert [compact(rate) for rate in (2.5e-4, 2.5e-6, 1.25e-7)] == [
+        "0.00025",
+        "2.5e-06",
+        "1.25e-07",
+    ]
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 7, 60, 1234])
 def test_the_horizontal_axis_counts_whole_steps(steps: int) -> None:
     chart = _parse([_line(steps + 1)])

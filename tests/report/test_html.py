@@ -94,6 +94,13 @@ def test_everything_from_outside_is_escaped(tmp_path: Path) -> None:
     assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
 
 
+def test_names_that_no_encoding_holds_have_a_page(tmp_path: Path) -> None:
+    run = write_sample_run(tmp_path / "run-\udcff", steps=3)
+    write_lines(run / "graphs.jsonl", [kb_graph("task-\ud800", seed=4)])
+    _, page = _report(run)
+    assert "run-?" in page.text and "task-?" in page.text
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, steps: int) -> None:
     write_sample_run(tmp_path)
