@@ -109,6 +109,22 @@ def test_coarse_weights_are_not_trained_but_may_sample_and_carry_adapters(
     assert main(["train", *coarse, "model.lora={rank: 2}"]) == 0
 
 
+def test_keys_of_another_kind_are_told_how_to_go() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, KB, ["engine.max_batch_gib=2", "engine.kind=vllm"])
+    says = str(caught.value)
+    assert "engine.max_batch_gib: unknown key" in says
+    assert says.endswith("; it is of another kind: engine={kind: vllm} replaces the whole section")
+    config = load_config(RunConfig, KB, ["engine.max_batch_gib=2", "engine={kind: vllm}"])
+    assert config.engine == VllmEngineConfig(kind="vllm")
+
+
+def test_a_section_that_is_null_is_begun() -> None:
+    overrides = ["model.lora=null", "model.lora.rank=4", "model.lora.alpha=8"]
+    lora = load_config(RunConfig, KB, overrides).model.lora
+    assert lora is not None and (lora.rank, lora.alpha) == (4, 8.0)
+
+
 def test_overrides_replace_values_and_make_sections() -> None:
     config = load_config(
         RunConfig,

@@ -7,13 +7,14 @@ weights reach it without a file between.
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VllmContext", "VllmEngine", "VllmPolicy", "weights_as_saved"]
 
+_HEAD = "lm_head.weight"
 _COMPARED_TOKENS = 16
 _ROUNDING_32, _ROUNDING_16 = 0.01, 0.3
 """Mean distance of log-probabilities that rounding explains, where vLLM has 32 or 16 bits."""
@@ -118,6 +120,7 @@ class VllmPolicy:
         self._running: dict[str, _Continuation] = {}
         self._ended: list[tuple[int, Completion]] = []
         self._tickets = self._prefilled_tokens = 0
+        (self._tied,) = self._engine.apply_model(_tied_to_head)
         if adapters:
             merged = load_model(model_name, getattr(torch, options.dtype))
             self.load_weights(weights_as_saved(merged))
@@ -196,6 +199,8 @@ class VllmPolicy:
         """
         self.release()
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if self._tied is not None:
+            self._engine.apply_model(partial(_renew_head, source=self._tied))
 
     def _own(self, context: Context) -> VllmContext:
         if not isinstance(context, VllmContext) or context.generation is not self._generation:
@@ -261,23 +266,33 @@ class VllmEngine:
         """
         self.policy = policy
         self._learner = learner
-        # Of a model that vLLM has no class of its own for it takes transformers' class, whose calls
-        # then ask whether they are compiled.
-        cast(Any, type(learner.model.base_model)).do_not_compile = True
+        self._share_class(type(learner.model.base_model))
         self._check_agreement()
+
+    def _share_class(self, model_class: Any) -> None:
+        """Let the learner use transformers' class, which vLLM wraps where it has none of its own.
+
+        Calls then ask whether they are compiled, and no further model of it can be made.
+        """
+        if not hasattr(model_class, "aot_compile"):
+            return
+        if has_adapters(self._learner.model):
+            raise ConfigError(
+                f"model.lora needs a class of vllm's own for {self._learner.model.name_or_path}, "
+                "which it does not have; use engine.kind=local"
+            )
+        model_class.do_not_compile = True
 
     def _check_agreement(self) -> None:
         name = self._learner.model.name_or_path
         other = "use engine.kind=local"
         try:
             self._publish()
+            distance = self._distance(self.policy.tokenizer.encode("1 + 1 = 2"))
         except (KeyError, RuntimeError, ValueError) as error:
-            reason = first_line(error)
             raise ConfigError(
-                f"vllm does not take the weights of {name} as transformers names them: {reason}; "
-                f"{other}"
+                f"vllm does not take the weights of {name} over: {first_line(error)}; {other}"
             ) from error
-        distance = self._distance(self.policy.tokenizer.encode("1 + 1 = 2"))
         if distance > (_ROUNDING_32 if self.policy.dtype == torch.float32 else _ROUNDING_16):
             raise ConfigError(
                 f"vllm computes other log-probabilities for {name} than transformers, by "
@@ -326,6 +341,20 @@ class VllmEngine:
     def _publish(self) -> None:
         """Give the learner's weights to the policy."""
         self.policy.load_weights(weights_as_saved(self._learner.model))
+
+
+def _tied_to_head(model: nn.Module) -> str | None:
+    """The weights of vLLM's model that its output head shares as another module's; None: none."""
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    head = weights.get(_HEAD)
+    return next((n for n, w in weights.items() if w is head and n != _HEAD), None)
+
+
+def _renew_head(model: nn.Module, source: str) -> None:
+    """Give a tied head the weights that it shares: vLLM skips it, and has packed it on a CPU."""
+    head = cast(Any, model).lm_head
+    head.weight.data.copy_(model.get_parameter(source).data)
+    head.quant_method.process_weights_after_loading(head)
 
 
 def weights_as_saved(model: PreTrainedModel) -> Iterable[tuple[str, Tensor]]:

@@ -40,10 +40,11 @@ class Outages:
         """Whether outages met a share of at least ``limit`` of the calls or of the paths.
 
         The calls count by themselves: a policy that searches seldom, while no search is answered,
-        would be trained or measured on what it does without.
+        would be trained or measured on what it does without. One failed call may be chance.
         """
-        shares = ((self.left_out, self.trajectories), (self.failed_calls, self.tool_calls))
-        return any(met and met >= limit * count for met, count in shares)
+        if self.failed_calls > 1 and self.failed_calls >= limit * self.tool_calls:
+            return True
+        return self.left_out > 0 and self.left_out >= limit * self.trajectories
 
     def check(self, limit: float) -> None:
         """Raise ToolError where ``reaches(limit)``."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -382,7 +382,7 @@ def saved(place: Path, config: PretrainedConfig) -> LocalEngine:
 def test_a_model_of_which_vllm_has_no_class_of_its_own_learns_and_samples(
     tokenizer: HfTokenizer, tmp_path: Path
 ) -> None:
-    config = Olmo2Config(vocab_size=tokenizer.vocab_size, **SIZES)
+    config = Olmo2Config(vocab_size=tokenizer.vocab_size, tie_word_embeddings=True, **SIZES)
     learner = saved(tmp_path, config)
     engine = VllmEngine(learner, VllmPolicy(str(tmp_path), tokenizer, OPTIONS))
     for _ in range(20):
@@ -392,6 +392,9 @@ def test_a_model_of_which_vllm_has_no_class_of_its_own_learns_and_samples(
     (learned,) = complete(engine.policy, [SampleRequest(engine.policy.open(prompt), 0, 20)], greedy)
     assert tokenizer.decode(learned.token_ids).startswith("2 .")
     assert distance(learner.model, prompt, learned) < 1e-4
+    add_adapters(learner.model, LoraOptions(rank=2, alpha=4.0))
+    with pytest.raises(ConfigError, match=r"model\.lora needs"):
+        VllmEngine(learner, cast(VllmPolicy, engine.policy))
 
 
 @pytest.mark.parametrize("lora", [False, True])

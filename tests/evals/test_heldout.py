@@ -136,6 +136,8 @@ def test_rollouts_that_say_nothing_are_refused(walk: Walk, told: str) -> None:
         (1, 4, 0.5, False),
         (1, 9, 1.0, False),
         (1, 10, 1.0, True),
+        (0, 1, 0.1, False),
+        (0, 2, 0.2, True),
         (8, 0, 1.0, True),
     ],
 )
