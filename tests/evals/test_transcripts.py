@@ -138,10 +138,10 @@ def test_scored_paths_that_met_an_outage_are_sampled_again(
     tool = {"class": f"{__name__}:Unplugged", "down": str(flag)}
     settings = [f"mode.tools.search={json.dumps(tool)}", "outages=score"]
     command = ["eval", *run_arguments(kb, tmp_path / "run", *settings), "--out", str(out)]
-    command += ["--samples", "4"]
+    command += ["--samples", "128"]  # an untrained policy searches seldom
     flag.touch()
     assert main(command) == 2
-    assert "tool calls and left 0 of 32 trajectories unscored" in capsys.readouterr().err
+    assert "tool calls and left 0 of 1,024 trajectories unscored" in capsys.readouterr().err
     flag.unlink()
     assert main(command) == 0
     rows = [json.loads(line) for line in out.open()]
