@@ -102,7 +102,7 @@ def measure(world: str, setting: Setting, num_tasks: int, work: Path) -> dict[st
     rollouts = sample(
         build_grower(config), build_engine(config).policy, tasks, SAMPLES, SamplingParams(), seed=0
     )
-    evaluation = measured([path for rollout in rollouts for path in judged_paths(rollout)])
+    evaluation = measured(judged_paths(rollouts))
     solved = np.array([np.nansum(rollout.graph.reward) for rollout in rollouts])
     row = {
         "world": world,

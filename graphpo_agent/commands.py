@@ -21,8 +21,8 @@ from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
-from graphpo_agent.evals.heldout import Judged, by_level, judged_paths, measured, sample
-from graphpo_agent.evals.transcripts import TranscriptFile, evaluation_name
+from graphpo_agent.evals.heldout import Judged, by_level, measured, sample
+from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts, evaluation_name
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
@@ -33,7 +33,7 @@ from graphpo_agent.report.run_dir import (
     write_atomically,
 )
 from graphpo_agent.rollout.grow import Rollout
-from graphpo_agent.rollout.outages import Outages, outages_of
+from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.sft import check_model_output, warm_start, with_observations
 from graphpo_agent.toy import make_toy
 from graphpo_agent.train_run import (
@@ -206,30 +206,24 @@ def evaluate_policy(
     tasks = load_tasks(Path(path))
     grower, policy = build_grower(config), build_policy(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
-    kept = None
+    transcripts = Transcripts(tasks)
     if out is not None:
         name = evaluation_name(config, Path(path), samples, greedy)
-        kept = TranscriptFile(Path(out), name, tasks, samples)
-    found: list[Judged] = [] if kept is None else kept.trajectories
-    outages = Outages() if kept is None else kept.outages
-    missing = tasks if kept is None else kept.missing
+        transcripts = TranscriptFile(Path(out), name, tasks, samples)
+    missing, before = transcripts.missing, transcripts.outages
     done = len(tasks) - len(missing)
-    if kept is not None and done:
-        print(f"{done} of {len(tasks)} tasks were finished before: {kept.partial}")
+    if done:
+        print(f"{done} of {len(tasks)} tasks were finished before: {out}.partial")
     with tqdm(total=len(tasks), initial=done, unit="task", disable=None) as bar:
 
         def finished(rollout: Rollout) -> None:
-            found.extend(judged_paths(rollout))
-            if kept is not None:
-                kept.add(rollout, grower.expander)
+            transcripts.add(rollout, grower.expander)
             bar.update()
 
         rollouts = sample(grower, policy, missing, samples, sampling, config.seed, finished)
-    outages += outages_of(rollouts, policy.tokenizer.decode)
-    outages.check(config.outage_limit)
-    if kept is not None:
-        kept.complete()
-    _print_evaluation(found, samples)
+    (before + outages_of(rollouts, policy.tokenizer.decode)).check(config.outage_limit)
+    transcripts.complete()
+    _print_evaluation(transcripts.trajectories, samples)
     for name, count in grower.counts.items():
         print(f"{name} {count}")
     return 0

@@ -309,8 +309,7 @@ def _evaluate(
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
         policy = setup.engine.policy
         rollouts = sample(setup.grower, policy, setup.heldout, samples, how, config.seed)
-        found = measured([path for rollout in rollouts for path in judged_paths(rollout)])
-        return found.trusted(config.outage_limit)
+        return measured(judged_paths(rollouts)).trusted(config.outage_limit)
 
     sampled = held_out(setup.sampling, config.train.eval_samples)
     row = {

@@ -25,7 +25,12 @@ from graphpo_agent.build import (
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.drawing import StopFinder
-from graphpo_agent.engines.local.model import dropouts, full_attention_limit, model_config
+from graphpo_agent.engines.local.model import (
+    check_context,
+    dropouts,
+    full_attention_limit,
+    model_config,
+)
 from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
@@ -220,10 +225,8 @@ def _check_context(config: RunConfig) -> None:
     rope = getattr(model, "rope_parameters", None) or {}
     if limit and rope.get("rope_type") in ("yarn", "linear", "dynamic"):  # vLLM counts these
         limit = int(limit * (rope.get("factor") or 1))
-    if limit and wanted > limit:
-        raise ConfigError(
-            f"engine.max_context_tokens is {wanted}, but {config.model.path} holds {limit} tokens"
-        )
+    if limit:
+        check_context(wanted, limit, config.model.path)
 
 
 def _check_prompts(config: RunConfig, tasks: Sequence[Task]) -> None:

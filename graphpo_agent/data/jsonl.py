@@ -42,8 +42,10 @@ _DECODER = json.JSONDecoder(
 """One for all lines: making one costs as much as a short line."""
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, log: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ``(place, row)`` for every line that is not blank; ``place`` is ``file:line``.
+
+    Of a ``log`` a last line that no newline ends is left out: who wrote it may have been killed.
 
     Example: the line ``{"id": "a"}``, second in ``tasks.jsonl``, gives
     ``("tasks.jsonl:2", {"id": "a"})``.
@@ -55,7 +57,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if line.strip():
+                if line.strip() and (line.endswith(b"\n") or not log):
                     place = f"{path}:{number}"
                     row = parse_json(place, line.rstrip(b"\r\n"))
                     yield place, checked_row(place, row, b"\\u" in line)

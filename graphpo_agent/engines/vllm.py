@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from graphpo_agent.engines.local.adapter_files import under_adapters
-from graphpo_agent.engines.local.drawing import StopFinder
+from graphpo_agent.engines.local.drawing import StopFinder, check_finite
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import has_adapters, merged_weights
 from graphpo_agent.engines.local.model import computable, load_model
 from graphpo_agent.engines.vllm_start import VllmOptions, start_vllm
-from graphpo_agent.errors import ConfigError, ModelError, first_line
+from graphpo_agent.errors import ConfigError, first_line
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.rollout.scheduler import complete
@@ -224,11 +224,7 @@ class VllmPolicy:
             values[token_id].logprob
             for token_id, values in zip(new.token_ids, logprobs, strict=True)
         ]
-        if not np.isfinite(row.logprobs[-1]):
-            raise ModelError(
-                f"model {self._engine.model_config.model}: its logits are not finite, the policy "
-                "has diverged; lower update.learning_rate, or give sound weights"
-            )
+        check_finite(row.logprobs[-1], self._engine.model_config.model)
         reason = self._reason(row, output.finished)
         if reason is None:
             return

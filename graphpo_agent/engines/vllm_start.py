@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoConfig, PretrainedConfig
 
-from graphpo_agent.engines.local.model import context_limit, head_dim
+from graphpo_agent.engines.local.model import check_context, context_limit, head_dim
 from graphpo_agent.engines.tokenizer import check_model_directory
 from graphpo_agent.errors import ConfigError, GraphPOError
 
@@ -128,10 +128,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
 def _max_context_tokens(model_name: str, config: PretrainedConfig, options: VllmOptions) -> int:
     limit = context_limit(config)
     wanted = limit if options.max_context_tokens is None else options.max_context_tokens
-    if wanted > limit:
-        raise ConfigError(
-            f"engine.max_context_tokens is {wanted}, but {model_name} holds {limit} tokens"
-        )
+    check_context(wanted, limit, model_name)
     return wanted
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import SamplingParams, Task
 
 __all__ = ["Evaluation", "Judged", "by_level", "judged_paths", "leaves", "measured", "sample"]
@@ -62,8 +63,7 @@ class Evaluation:
 
     def trusted(self, limit: float) -> "Evaluation":
         """The same without an accuracy where outages left out a share of at least ``limit``."""
-        sampled = self.num_trajectories + self.num_dropped
-        if self.num_dropped < limit * sampled:
+        if not Outages(self.num_trajectories + self.num_dropped, self.num_dropped).reaches(limit):
             return self
         nan = float("nan")
         return replace(self, accuracy=nan, standard_error=nan, best=nan)
@@ -88,23 +88,26 @@ def sample(
     return grower.grow(policy, tasks, method, sampling, (seed, "evaluation"), finished=finished)
 
 
-def judged_paths(rollout: Rollout) -> list[Judged]:
-    """The trajectories of a task, in the order of ``leaves``."""
-    graph = rollout.graph
+def judged_paths(rollouts: Sequence[Rollout]) -> list[Judged]:
+    """The trajectories of some tasks, those of each in the order of ``leaves``."""
     found: list[Judged] = []
-    for leaf, reward in leaves(rollout):
-        path = graph.path(leaf)
-        generated = int(graph.num_trained[path].sum())
-        found.append(Judged(rollout.task, reward, generated, len(path)))
+    for rollout in rollouts:
+        graph = rollout.graph
+        for leaf, reward in leaves(rollout):
+            path = graph.path(leaf)
+            generated = int(graph.num_trained[path].sum())
+            found.append(Judged(rollout.task, reward, generated, len(path)))
     return found
 
 
 def leaves(rollout: Rollout) -> list[tuple[int, float | None]]:
     """The last node of each path beside its reward (``Judged.reward``), in the order of nodes."""
+    graph = rollout.graph
     return [
         (leaf, None if rollout.left_out[leaf] else 0.0 if np.isnan(reward) else reward)
-        for leaf in rollout.graph.leaves.tolist()
-        for reward in [float(rollout.graph.reward[leaf])]
+        for leaf, reward in zip(
+            graph.leaves.tolist(), graph.reward[graph.leaves].tolist(), strict=True
+        )
     ]
 
 

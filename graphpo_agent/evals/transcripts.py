@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,13 @@ from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
 
-__all__ = ["TranscriptFile", "evaluation_name"]
+__all__ = ["TranscriptFile", "Transcripts", "evaluation_name"]
 
 _NOT_EVALUATED = ("output", "threads", "budget", "outage_limit", "update", "train")
 
 
-class TranscriptFile:
-    """The file of ``graphpo eval --out``: one JSON line per trajectory.
-
-    Until it is complete it is named ``<path>.partial``, with what evaluation it is of in its first
-    line. The next evaluation of that name goes on with the tasks whose trajectories all count and
-    met no outage.
+class Transcripts:
+    """The trajectories of an evaluation, as one JSON row each.
 
     A row has ``id`` (task/node), ``task``, ``question``, ``gold`` and ``metadata`` of the task;
     ``response`` (the policy's words), ``turns`` (the same by turn; empty in segment mode),
@@ -34,34 +29,10 @@ class TranscriptFile:
     ``generated_tokens`` (the policy's own) and ``edges``.
     """
 
-    def __init__(self, path: Path, name: Mapping[str, Any], tasks: Sequence[Task], samples: int):
-        """Begin, or go on with what an interrupted evaluation left.
-
-        Args:
-            path: of the complete file.
-            name: what is evaluated; JSON.
-            tasks: all of them.
-            samples: trajectories of a task.
-
-        Raises:
-            ConfigError: the partial file is of another evaluation.
-            DataError: it cannot be read or written.
-        """
-        self._path = path
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        """Args: all tasks."""
         self._tasks = {task.id: task for task in tasks}
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        if self.partial.exists():
-            for task, rows in _left_by(self.partial, name).items():
-                undisturbed = all(row["reward"] is not None and not row["outages"] for row in rows)
-                if undisturbed and len(rows) == samples:
-                    self._rows[task] = rows
-        kept = [row for rows in self._rows.values() for row in rows]
-        write_rows(self.partial, [name, *kept])
-
-    @property
-    def partial(self) -> Path:
-        """Where the rows are until all are there."""
-        return self._path.with_name(f"{self._path.name}.partial")
 
     @property
     def missing(self) -> list[Task]:
@@ -79,9 +50,53 @@ class TranscriptFile:
 
     @property
     def outages(self) -> Outages:
-        """What was gone on with: nothing that met one."""
+        """What those met that were there before the sampling: none."""
         rows = [row for rows in self._rows.values() for row in rows]
         return Outages(len(rows), tool_calls=sum(row["tool_calls"] for row in rows))
+
+    def add(self, rollout: Rollout, expander: Expander) -> None:
+        """Keep the trajectories of a task."""
+        self._rows[rollout.task.id] = _rows(rollout, expander)
+
+    def complete(self) -> None:
+        """All tasks are there."""
+
+
+class TranscriptFile(Transcripts):
+    """Those of ``graphpo eval --out``, in a file.
+
+    Until it is complete it is named ``<path>.partial``, with what evaluation it is of in its first
+    line. The next evaluation of that name goes on with the tasks whose trajectories all count and
+    met no outage.
+    """
+
+    def __init__(self, path: Path, name: Mapping[str, Any], tasks: Sequence[Task], samples: int):
+        """Begin, or go on with what an interrupted evaluation left.
+
+        Args:
+            path: of the complete file.
+            name: what is evaluated; JSON.
+            tasks: all of them.
+            samples: trajectories of a task.
+
+        Raises:
+            ConfigError: the partial file is of another evaluation.
+            DataError: it cannot be read or written.
+        """
+        super().__init__(tasks)
+        self._path = path
+        if self.partial.exists():
+            for task, rows in _left_by(self.partial, name).items():
+                undisturbed = all(row["reward"] is not None and not row["outages"] for row in rows)
+                if undisturbed and len(rows) == samples:
+                    self._rows[task] = rows
+        kept = [row for rows in self._rows.values() for row in rows]
+        write_rows(self.partial, [name, *kept])
+
+    @property
+    def partial(self) -> Path:
+        """Where the rows are until all are there."""
+        return self._path.with_name(f"{self._path.name}.partial")
 
     def add(self, rollout: Rollout, expander: Expander) -> None:
         """Append the trajectories of a task.
@@ -89,8 +104,8 @@ class TranscriptFile:
         Raises:
             OSError: they cannot be written; names the file.
         """
-        rows = _rows(rollout, expander)
-        self._rows[rollout.task.id] = rows
+        super().add(rollout, expander)
+        rows = self._rows[rollout.task.id]
         lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
         append_line(self.partial, "\n".join(lines))
 
@@ -122,7 +137,7 @@ def evaluation_name(
 def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
     task = rollout.task
     rows: list[dict[str, Any]] = []
-    for (leaf, reward), judged in zip(leaves(rollout), judged_paths(rollout), strict=True):
+    for (leaf, reward), judged in zip(leaves(rollout), judged_paths([rollout]), strict=True):
         state = rollout.states[leaf]
         outcome = expander.outcome(state)
         rows.append(
@@ -147,11 +162,7 @@ def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
 
 def _left_by(partial: Path, name: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The rows of each task in a partial file; a last line that was cut off is left out."""
-    text = partial.read_bytes()
-    whole = text.rpartition(b"\n")[0]
-    if len(whole) + 1 < len(text):
-        os.truncate(partial, len(whole) + 1 if whole else 0)
-    found = [row for _, row in read_rows(partial)]
+    found = [row for _, row in read_rows(partial, log=True)]
     if not found:
         return {}
     (begun, *rows) = found

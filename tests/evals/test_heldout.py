@@ -7,7 +7,7 @@ import pytest
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.evals.heldout import by_level, judged_paths, leaves, measured, sample
-from graphpo_agent.rollout.grow import Grower, Rollout
+from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.outages import Outages, outages_of
 from graphpo_agent.types import Outcome, PathState, SamplingParams, Step, Task
 from tests.rollout.test_grow import NoPolicy, StormyWalk, Walk, tasks
@@ -24,14 +24,10 @@ def run(count: int, samples: int, seed: int = 0, grower: Grower | None = None): 
 
 def evaluate(grower: Grower, asked: list[Task], samples: int, seed: int = 0):  # type: ignore[no-untyped-def]
     rollouts = sample(grower, NoPolicy(), asked, samples, SamplingParams(), seed)  # type: ignore[arg-type]
-    return measured(trajectories(rollouts)), rollouts
+    return measured(judged_paths(rollouts)), rollouts
 
 
-def trajectories(rollouts: list[Rollout]):  # type: ignore[no-untyped-def]
-    return [path for rollout in rollouts for path in judged_paths(rollout)]
-
-
-def test_the_numbers_are_means_over_all_trajectories() -> None:
+def test_the_numbers_are_means_over_all_judged_paths() -> None:
     evaluation, rollouts = run(30, samples=4)
     rewards = np.array([r.graph.reward[r.graph.terminals] for r in rollouts])
     assert rewards.shape == (30, 4)
@@ -43,7 +39,7 @@ def test_the_numbers_are_means_over_all_trajectories() -> None:
     assert evaluation.response_tokens == evaluation.turns  # one policy token a step
 
 
-def test_more_tasks_than_fit_at_once_give_the_same_trajectories() -> None:
+def test_more_tasks_than_fit_at_once_give_the_same_judged_paths() -> None:
     _, many = run(300, samples=1)
     _, few = run(20, samples=1)
     for a, b in zip(many, few, strict=False):
@@ -186,11 +182,11 @@ def test_each_level_is_measured_by_itself() -> None:
     levels = ["10", 2, None] * 10
     asked = [levelled(task, level) for task, level in zip(tasks(30), levels, strict=True)]
     whole, rollouts = evaluate(Grower(Walk(), even), asked, 4)
-    found = by_level(trajectories(rollouts))
+    found = by_level(judged_paths(rollouts))
     assert list(found) == ["2", "10"]
     rewards = np.array([r.graph.reward[r.graph.terminals] for r in rollouts])
     assert found["10"].accuracy == pytest.approx(rewards[0::3].mean())
     assert found["2"].accuracy == pytest.approx(rewards[1::3].mean())
     assert found["2"].num_tasks == 10 and found["2"].num_trajectories == 40
     assert whole.num_tasks == 30
-    assert by_level(trajectories(run(3, samples=1)[1])) == {}
+    assert by_level(judged_paths(run(3, samples=1)[1])) == {}

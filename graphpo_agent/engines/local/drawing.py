@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graphpo_agent.errors import ModelError
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import SamplingParams
 
-__all__ = ["StopFinder", "UniformNumbers", "draw"]
+__all__ = ["StopFinder", "UniformNumbers", "check_finite", "draw"]
 
 _LOW = 2**64 - 1
 _BLOCK = 1024
@@ -42,6 +43,15 @@ class UniformNumbers:
         state["counter"] = np.array([start // 4, 0, 0, 0], np.uint64)
         self._philox.state = self._state
         return self._generator.random(count)
+
+
+def check_finite(logprobs: NDArray[np.float64] | float, model_name: str | None) -> None:
+    """Raise ModelError unless the log-probabilities of what was drawn are finite."""
+    if not np.isfinite(logprobs).all():
+        raise ModelError(
+            f"model {model_name}: its logits are not finite, the policy has diverged; lower "
+            "update.learning_rate, or give sound weights"
+        )
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,10 @@ from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
-from graphpo_agent.errors import ModelError, first_line, first_sentence
+from graphpo_agent.errors import ConfigError, ModelError, first_line, first_sentence
 
 __all__ = [
+    "check_context",
     "check_vocabulary",
     "computable",
     "context_limit",
@@ -236,6 +237,14 @@ def context_limit(config: PretrainedConfig) -> int:
         )
     most = int(config.max_position_embeddings)
     return most if limit is None else min(most, limit)
+
+
+def check_context(wanted: int, limit: int, model_name: str) -> None:
+    """Raise ConfigError where ``engine.max_context_tokens`` is more than a model holds."""
+    if wanted > limit:
+        raise ConfigError(
+            f"engine.max_context_tokens is {wanted}, but {model_name} holds {limit} tokens"
+        )
 
 
 def full_attention_limit(config: PretrainedConfig) -> int | None:

@@ -24,14 +24,13 @@ from graphpo_agent.engines.local.cache import KVPool, pages_fit
 from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape, next_pieces
 from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
-from graphpo_agent.engines.local.drawing import StopFinder, draw
+from graphpo_agent.engines.local.drawing import StopFinder, check_finite, draw
 from graphpo_agent.engines.local.head import sampling_logits
 from graphpo_agent.engines.local.model import context_limit, output_head
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.running_rows import RunningRows
 from graphpo_agent.engines.local.sampling_weights import SamplingWeights
 from graphpo_agent.engines.local.shelves import Shelf, Shelves
-from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import Completion, Context, SampleRequest, SamplingParams
@@ -337,11 +336,7 @@ class LocalPolicy:
                 logits = sampling_logits(self._head, hidden[rows])
                 drawn = draw(logits, uniform[rows], sampling)
                 tokens[part], logprobs[part] = (x.cpu().numpy() for x in drawn)
-        if not np.isfinite(logprobs).all():
-            raise ModelError(
-                f"model {self._model.name_or_path}: its logits are not finite, the policy has "
-                "diverged; lower update.learning_rate, or give sound weights"
-            )
+        check_finite(logprobs, self._model.name_or_path)
         if len(self._running.record(places, tokens, logprobs)):
             self._finish()
 

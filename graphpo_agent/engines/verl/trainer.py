@@ -235,9 +235,9 @@ class GraphTrainer(PPOTrainerSync):
         for error in filter(None, infos.pop("error")):
             raise RunError(error)
         counting = [i for i, counts in enumerate(infos.pop("counts")) if counts]
-        outages = len(data_sources) - len(counting)
-        ours = {"eval/outages": float(outages)}
-        if outages >= self._own.outage_limit * len(data_sources):
+        met = Outages(len(data_sources), len(data_sources) - len(counting))
+        ours = {"eval/outages": float(met.left_out)}
+        if met.reaches(self._own.outage_limit):
             return ours
         uids = [sample_uids[i] for i in counting]
         infos = {name: [values[i] for i in counting] for name, values in infos.items()}
