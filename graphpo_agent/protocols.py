@@ -1,6 +1,6 @@
 """What the parts ask of each other. Nothing here imports an implementation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -186,13 +186,21 @@ class Scheduler(Protocol):
     policy: Policy
 
     async def sample(
-        self, requests: Sequence[SampleRequest], sampling: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingParams,
+        drawn: Callable[[int, Completion], object] | None = None,
     ) -> list[Completion]:
-        """What the policy draws for each, once it has drawn all of them."""
+        """What the policy draws for each, once it has drawn all of them.
+
+        ``drawn`` is told of each request's place and completion as soon as that one is there.
+        """
         ...
 
-    async def call(self, tool: "Tool", arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
-        """A tool's result, and whether this call was made for it (equal calls are made once)."""
+    def call(
+        self, tool: "Tool", arguments: Mapping[str, Any]
+    ) -> tuple[Awaitable[ToolResult], bool]:
+        """A tool's result to come, and whether a call is made for it (equal ones are made once)."""
         ...
 
     async def together(

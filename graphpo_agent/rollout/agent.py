@@ -1,7 +1,6 @@
 """Agent mode: an edge is one ReAct turn, its tool's observation included."""
 
-from asyncio import gather
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
@@ -175,35 +174,43 @@ class TurnExpander:
             ConfigError: ``max_observation_tokens`` cannot hold an observation's own tags.
             ToolError: a tool is unreachable (a single failed call is an observation instead).
         """
-        turns = zip(states, seeds, strict=True)
-        return await gather(
-            *(self._turn(scheduler, state, seed, sampling, limit) for state, seed in turns)
-        )
-
-    async def _turn(
-        self,
-        scheduler: Scheduler,
-        state: PathState,
-        seed: int,
-        sampling: SamplingParams,
-        limit: int | None,
-    ) -> Step:
         policy = scheduler.policy
-        full = min(self._max_turn_tokens, self._room(policy, state, state.context))
-        request = SampleRequest(state.context, seed, full, stop=self._dialect.stop)
-        (completion,) = await scheduler.sample([limited(request, limit)], sampling)
-        turn = self._read(policy, state, completion)
-        if out_of_budget(completion, limit, full):
-            return _last_step(turn, "out_of_budget")
+        full = [
+            min(self._max_turn_tokens, self._room(policy, state, state.context)) for state in states
+        ]
+        requests = [
+            limited(SampleRequest(state.context, seed, most, stop=self._dialect.stop), limit)
+            for state, seed, most in zip(states, seeds, full, strict=True)
+        ]
+        turns: list[Any] = [None] * len(states)
+
+        def drawn(place: int, completion: Completion) -> None:
+            """Read a turn as soon as it is there, so that its tool works while others go on."""
+            cut = out_of_budget(completion, limit, full[place])
+            turn = self._read(policy, states[place], completion, cut)
+            called = None
+            if turn.end is None and isinstance(turn.action, ToolCall):
+                tool = self._tools[turn.action.tool]
+                called = scheduler.call(tool, turn.action.arguments)
+            turns[place] = (turn, called)
+
+        await scheduler.sample(requests, sampling, drawn)
+        return [await self._answered(policy, turn, called) for turn, called in turns]
+
+    async def _answered(
+        self, policy: Policy, turn: _Turn, called: tuple[Awaitable[ToolResult], bool] | None
+    ) -> Step:
+        """The edge of a turn, with the environment's answer to it where the path goes on."""
         if turn.end is not None:
             return _last_step(turn, turn.end)
-        if isinstance(turn.action, InvalidAction):
+        if called is None:
+            assert isinstance(turn.action, InvalidAction)  # a final answer has ended the path
             invalid = _Reply(self._dialect.correction(turn.action), "invalid_action")
             return self._step(policy, turn, invalid, tool_calls=0)
-        assert isinstance(turn.action, ToolCall)  # a final answer has ended the path
-        tool = self._tools[turn.action.tool]
-        result, made = await scheduler.call(tool, turn.action.arguments)
-        return self._step(policy, turn, self._reply(turn.action, result), tool_calls=int(made))
+        assert isinstance(turn.action, ToolCall)
+        result, made = called
+        reply = self._reply(turn.action, await result)
+        return self._step(policy, turn, reply, tool_calls=int(made))
 
     def cut(
         self, policy: Policy, before: PathState, after: PathState, num_tokens: int
@@ -228,12 +235,15 @@ class TurnExpander:
     def _room(self, policy: Policy, path: PathState, context: Context) -> int:
         return room_left(path, context, self._max_response_tokens, policy.max_context_tokens)
 
-    def _read(self, policy: Policy, before: PathState, completion: Completion) -> _Turn:
+    def _read(self, policy: Policy, before: PathState, completion: Completion, cut: bool) -> _Turn:
+        """A turn's text; ``cut`` says whether the budget ended it."""
         text = policy.tokenizer.decode(completion.token_ids)
         action = self._dialect.parse(text)
         room = self._room(policy, before, completion.context)
         end: StepStatus | None = None
-        if isinstance(action, FinalAnswer):
+        if cut:
+            end = "out_of_budget"
+        elif isinstance(action, FinalAnswer):
             end = "answered"
         elif room < 1:
             end = "out_of_length"

@@ -6,7 +6,7 @@ answer anew. A tool that answers otherwise than it did is a mistake that must no
 """
 
 from asyncio import gather
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -143,10 +143,17 @@ class _Told:
         self._v = v
 
     async def sample(
-        self, requests: Sequence[SampleRequest], sampling: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingParams,
+        drawn: Callable[[int, Completion], object] | None = None,
     ) -> list[Completion]:
         """The tokens that the policy sampled on this edge."""
-        return [self._sampled(request) for request in requests]
+        completions = [self._sampled(request) for request in requests]
+        if drawn is not None:
+            for place, completion in enumerate(completions):
+                drawn(place, completion)
+        return completions
 
     def _sampled(self, request: SampleRequest) -> Completion:
         graph, v = self._graph, self._v
@@ -175,9 +182,9 @@ class _Told:
         whole, before = (self.policy.tokenizer.decode(t) for t in (tokens, tokens[:-1]))
         return any(whole.count(stop) > before.count(stop) for stop in request.stop)
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
+    def call(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[Awaitable[ToolResult], bool]:
         """A tool's result, as of now."""
-        return await self._scheduler.call(tool, arguments)
+        return self._scheduler.call(tool, arguments)
 
     async def together(
         self, function: Callable[[list[Any]], Any], items: Sequence[Any]

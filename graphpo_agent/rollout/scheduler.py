@@ -8,10 +8,11 @@ import asyncio
 import json
 from asyncio import FIRST_EXCEPTION
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from selectors import DefaultSelector, SelectorKey
 from typing import Any, TypeVar, get_args
 
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 _to_json = json.JSONEncoder(sort_keys=True).encode
 
-_TURNS = 4
+_TURNS = 2
 """Turns of the event loop from a completion to the requests of its graph's next layer."""
 _LONG = 0.01
 """Seconds after which items that wait for one another get a thread each."""
@@ -53,25 +54,44 @@ class _Counter:
 
     Attributes:
         function: from a list of items to as many results.
+        check: raises what is wrong with its results for so many items.
         places: how many batches it works on at once.
-        waiting: what has come since the last batch was taken: items and who awaits their results.
+        waiting: what has come since the last batch was taken.
     """
 
     function: Callable[[list[Any]], Any]
+    check: Callable[[Any, int], None]
     places: int
-    waiting: list[tuple[Sequence[Any], asyncio.Future[Sequence[Any]]]] = field(default_factory=list)
+    waiting: list["_Asked"] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Items, and the future of their results, or of the only one's."""
+
+    items: Sequence[Any]
+    results: asyncio.Future[Any]
+    only: bool = False
 
 
 class _Drawn:
     """Completions of requests that are awaited together."""
 
-    def __init__(self, count: int, awaited: asyncio.Future[list[Completion]]) -> None:
+    def __init__(
+        self,
+        count: int,
+        awaited: asyncio.Future[list[Completion]],
+        drawn: Callable[[int, Completion], object] | None,
+    ) -> None:
         self._completions: list[Any] = [None] * count
         self._missing = count
         self._awaited = awaited
+        self._drawn = drawn
 
     def take(self, place: int, completion: Completion) -> None:
         self._completions[place] = completion
+        if self._drawn is not None:
+            self._drawn(place, completion)
         self._missing -= 1
         if not self._missing:
             self._awaited.set_result(self._completions)
@@ -125,6 +145,7 @@ class PolicyScheduler:
         self._counters: dict[Any, _Counter] = {}
         self._batches: set[asyncio.Future[None]] = set()
         self._results: dict[tuple[int, str], asyncio.Future[ToolResult]] = {}
+        self._failure: Exception | None = None
         self._wake = asyncio.Event()
 
     def run(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -146,44 +167,51 @@ class PolicyScheduler:
                 raise
 
     async def sample(
-        self, requests: Sequence[SampleRequest], sampling: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingParams,
+        drawn: Callable[[int, Completion], object] | None = None,
     ) -> list[Completion]:
-        """What the policy draws for each, once it has drawn all of them."""
+        """What the policy draws for each, once it has drawn all of them.
+
+        Args:
+            requests: continuations.
+            sampling: temperature and top-p.
+            drawn: told of each request's place and completion as soon as that one is there.
+        """
         if not requests:
             return []
         future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
-        drawn = _Drawn(len(requests), future)
+        together = _Drawn(len(requests), future, drawn)
         for place, request in enumerate(requests):
-            self._samples[self.policy.submit(request, sampling)] = (drawn, place)
+            self._samples[self.policy.submit(request, sampling)] = (together, place)
         self._wake.set()
         return await future
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
-        """A tool's result, and whether this call was made for it.
+    def call(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[Awaitable[ToolResult], bool]:
+        """A tool's result to come, and whether a call is made for it.
 
-        It was not where an equal call has been made before; only one that met an outage is made
-        again.
-
-        Raises:
-            ToolError: the tool cannot go on, or gives too few or too many results or none that is
-                a ``ToolResult``.
+        It is not where an equal call has been made before; only one that met an outage is made
+        again. A tool that cannot go on, or that gives too few or too many results or none that is
+        a ``ToolResult``, ends the run with a ``ToolError``.
         """
         key = (id(tool), _to_json(arguments))
         known = self._results.get(key)
         if known is not None and not (known.done() and known.result().failure in OUTAGES):
-            return await known, False
-        self._results[key] = asyncio.ensure_future(self._call(tool, arguments))
-        return await self._results[key], True
+            return known, False
+        check = partial(_check_tool_results, tool)
+        result = self._ask(id(tool), tool.run, check, [arguments], _TOOL_BATCHES, only=True)
+        self._results[key] = result
+        return result, True
 
     async def together(
         self, function: Callable[[list[Any]], Any], items: Sequence[Any]
     ) -> Sequence[Any]:
         """``function(items)``, on the items of all who ask at one moment; never twice at once.
 
-        Raises:
-            ToolError: it gives too few or too many results.
+        A function that gives too few or too many results ends the run with a ``ToolError``.
         """
-        return await self._together(function, function, items, places=1)
+        return await self._ask(function, function, partial(_check_results, function), items, 1)
 
     async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:
         """``function(item)`` of each item, in one thread until that takes long, then in many."""
@@ -239,28 +267,21 @@ class PolicyScheduler:
             raise error
         return value
 
-    async def _call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
-        (result,) = await self._together(id(tool), tool.run, [arguments], _TOOL_BATCHES)
-        name = type(tool).__name__
-        if not isinstance(result, ToolResult):
-            raise ToolError(f"{name}.run returned {result!r:.60} for a call, want a ToolResult")
-        if result.failure not in (None, *_FAILURES):
-            known = ", ".join(_FAILURES)
-            raise ToolError(f"{name}.run: failure {result.failure!r:.60} is none of {known}")
-        return result
-
-    async def _together(
+    def _ask(
         self,
         key: Any,
         function: Callable[[list[Any]], Any],
+        check: Callable[[Any, int], None],
         items: Sequence[Any],
         places: int,
-    ) -> Sequence[Any]:
-        counter = self._counters.setdefault(key, _Counter(function, places))
-        future: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-        counter.waiting.append((items, future))
+        only: bool = False,
+    ) -> asyncio.Future[Any]:
+        if key not in self._counters:
+            self._counters[key] = _Counter(function, check, places)
+        asked = _Asked(items, asyncio.get_running_loop().create_future(), only)
+        self._counters[key].waiting.append(asked)
         self._wake.set()
-        return await future
+        return asked.results
 
     def _run_loop(
         self, loop: asyncio.AbstractEventLoop, work: Sequence[Coroutine[Any, Any, T]]
@@ -283,6 +304,8 @@ class PolicyScheduler:
             self._wake.clear()
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
+            if self._failure is not None:
+                raise self._failure
             if self._dispatch() and not self._overlap:
                 continue
             if self._samples:
@@ -304,23 +327,19 @@ class PolicyScheduler:
             batch.add_done_callback(self._batches.discard)
         return bool(ready)
 
-    async def _serve(
-        self,
-        counter: _Counter,
-        waiting: Sequence[tuple[Sequence[Any], asyncio.Future[Sequence[Any]]]],
-    ) -> None:
+    async def _serve(self, counter: _Counter, waiting: Sequence[_Asked]) -> None:
         """Call a function on the items of all who wait, and give each their results."""
-        items = [item for own, _ in waiting for item in own]
+        items = [item for asked in waiting for item in asked.items]
         try:
             results = await self._beside(counter.function, items)
-            _check_results(counter.function, results, len(items))
+            counter.check(results, len(items))
         except Exception as error:
-            for _, future in waiting:
-                future.set_exception(error)
+            self._failure = error
         else:
             start = 0
-            for own, future in waiting:
-                future.set_result(results[start : start + len(own)])
+            for asked in waiting:
+                own = results[start : start + len(asked.items)]
+                asked.results.set_result(own[0] if asked.only else own)
                 start += len(own)
         finally:
             counter.places += 1
@@ -330,6 +349,18 @@ class PolicyScheduler:
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     for task in asyncio.all_tasks(loop):
         task.cancel()
+
+
+def _check_tool_results(tool: Tool, results: Any, num_calls: int) -> None:
+    """Raise ``ToolError`` unless a tool gave one ``ToolResult`` per call."""
+    _check_results(tool.run, results, num_calls)
+    name = type(tool).__name__
+    for result in results:
+        if not isinstance(result, ToolResult):
+            raise ToolError(f"{name}.run returned {result!r:.60} for a call, want a ToolResult")
+        if result.failure not in (None, *_FAILURES):
+            known = ", ".join(_FAILURES)
+            raise ToolError(f"{name}.run: failure {result.failure!r:.60} is none of {known}")
 
 
 def _check_results(function: Callable[[list[Any]], Any], results: Any, num_items: int) -> None:

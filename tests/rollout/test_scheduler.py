@@ -29,6 +29,12 @@ def request(seed):
     return SampleRequest(TokenContext((1, 2)), seed, 5)
 
 
+async def call(scheduler, tool, arguments):
+    """The result of a tool, and whether a call was made for it."""
+    result, made = scheduler.call(tool, arguments)
+    return await result, made
+
+
 class Tool:
     """Calls a function of the queries; keeps the batches it was given."""
 
@@ -51,7 +57,7 @@ def test_a_tool_that_waits_for_other_samples_gets_them():
     scheduler = PolicyScheduler(policy_of(), overlap=True)
 
     async def searching():
-        return (await scheduler.call(tool, {"query": "slow"}))[0].text
+        return (await call(scheduler, tool, {"query": "slow"}))[0].text
 
     async def sampling():
         for seed in range(50):
@@ -149,7 +155,7 @@ def test_calls_of_one_moment_are_one_batch_and_equal_calls_are_made_once():
     async def ask(query, passes):
         for seed in range(passes):
             await scheduler.sample([request(seed)], SAMPLING)
-        return await scheduler.call(tool, {"query": query})
+        return await call(scheduler, tool, {"query": query})
 
     answers = scheduler.run([ask("a", 1), ask("b", 1), ask("a", 1), ask("a", 3), ask("c", 3)])
     assert [(result.text, made) for result, made in answers] == [
@@ -168,11 +174,11 @@ def test_a_failed_call_is_shared_while_it_is_made_and_made_again_later():
     scheduler = PolicyScheduler(policy_of(), overlap=False)
 
     async def twice():
-        first = await scheduler.call(tool, {"query": "q"})
-        return first, await scheduler.call(tool, {"query": "q"})
+        first = await call(scheduler, tool, {"query": "q"})
+        return first, await call(scheduler, tool, {"query": "q"})
 
     async def once():
-        return await scheduler.call(tool, {"query": "q"})
+        return await call(scheduler, tool, {"query": "q"})
 
     ((failed, made), (result, made_again)), (shared, made_shared) = scheduler.run([twice(), once()])
     assert (failed.failure, made, made_shared, made_again) == ("transient", True, False, True)
@@ -189,7 +195,7 @@ def test_calls_gather_while_a_tool_is_busy():
             await scheduler.sample([request(seed)], SAMPLING)
         if i == 29:
             gate.set()
-        return (await scheduler.call(tool, {"query": str(i)}))[0].text
+        return (await call(scheduler, tool, {"query": str(i)}))[0].text
 
     assert scheduler.run([ask(i) for i in range(30)]) == ["True"] * 30
     assert sorted(int(query) for batch in tool.batches for query in batch) == list(range(30))
@@ -204,7 +210,7 @@ def test_a_tool_that_cannot_go_on_ends_the_run_with_its_own_error(overlap):
     scheduler = PolicyScheduler(policy_of(), overlap)
 
     async def ask():
-        await scheduler.call(Tool(fail), {"query": "q"})
+        await call(scheduler, Tool(fail), {"query": "q"})
 
     async def endless():
         while True:
@@ -223,7 +229,7 @@ def test_a_tool_with_too_few_or_too_many_results_is_named(overlap, change):
 
     tool = Miscounts(None)
     scheduler = PolicyScheduler(policy_of(), overlap)
-    calls = [scheduler.call(tool, {"query": str(i)}) for i in range(3)]
+    calls = [call(scheduler, tool, {"query": str(i)}) for i in range(3)]
     with pytest.raises(ToolError, match=rf"Miscounts.run returned {3 + change} results for 3"):
         scheduler.run(calls)
 
@@ -238,7 +244,7 @@ def test_a_tool_whose_results_are_no_list_is_named(overlap, given):
     scheduler = PolicyScheduler(policy_of(), overlap)
     kind = type(given).__name__
     with pytest.raises(ToolError, match=rf"Strange.run returned {kind}, no list .* for 1 inputs"):
-        scheduler.run([scheduler.call(Strange(None), {"query": "q"})])
+        scheduler.run([call(scheduler, Strange(None), {"query": "q"})])
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -256,7 +262,7 @@ def test_a_result_that_is_none_is_told(overlap, result, says):
 
     scheduler = PolicyScheduler(policy_of(), overlap)
     with pytest.raises(ToolError, match=says):
-        scheduler.run([scheduler.call(Strange(None), {"query": "q"})])
+        scheduler.run([call(scheduler, Strange(None), {"query": "q"})])
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -266,7 +272,7 @@ def test_whatever_a_tool_raises_ends_the_run(overlap):
 
     scheduler = PolicyScheduler(policy_of(), overlap)
     with pytest.raises(RuntimeError, match="StopIteration"):
-        scheduler.run([scheduler.call(Tool(fail), {"query": "q"})])
+        scheduler.run([call(scheduler, Tool(fail), {"query": "q"})])
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -359,7 +365,7 @@ def test_an_interrupt_does_not_wait_for_a_tool_that_hangs():
         while True:
             await scheduler.sample([request(0)], SAMPLING)
 
-    hanging = scheduler.call(Tool(lambda query: ToolResult(str(gate.wait()))), {"query": "q"})
+    hanging = call(scheduler, Tool(lambda query: ToolResult(str(gate.wait()))), {"query": "q"})
     with pytest.raises(KeyboardInterrupt):
         scheduler.run([endless(), hanging])
     gate.set()
@@ -393,7 +399,7 @@ def test_an_interrupt_in_work_beside_the_sampling_logs_nothing(overlap, caplog):
             [
                 scheduler.together(interrupted, [1]),
                 scheduler.sample([request(0)], SAMPLING),
-                scheduler.call(Tool(lambda query: ToolResult(query)), {"query": "q"}),
+                call(scheduler, Tool(lambda query: ToolResult(query)), {"query": "q"}),
             ]
         )
     del scheduler
@@ -414,7 +420,7 @@ def test_only_a_call_that_met_an_outage_is_made_again(failure, calls):
     scheduler = PolicyScheduler(policy_of(), overlap=False)
 
     async def twice():
-        return [(await scheduler.call(tool, {"query": "q"}))[1] for _ in range(2)]
+        return [(await call(scheduler, tool, {"query": "q"}))[1] for _ in range(2)]
 
     assert scheduler.run([twice()]) == [[True, calls == 2]]
     assert len(tool.batches) == calls
@@ -425,8 +431,8 @@ def test_the_order_of_a_calls_arguments_does_not_make_it_another():
     scheduler = PolicyScheduler(policy_of(), overlap=False)
 
     async def twice():
-        await scheduler.call(tool, {"query": "q", "topk": 3})
-        return (await scheduler.call(tool, {"topk": 3, "query": "q"}))[1]
+        await call(scheduler, tool, {"query": "q", "topk": 3})
+        return (await call(scheduler, tool, {"topk": 3, "query": "q"}))[1]
 
     assert scheduler.run([twice()]) == [False]
 
