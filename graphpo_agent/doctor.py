@@ -20,7 +20,7 @@ _REQUIRED = {
     "transformers": "models and tokenizers",
     "tokenizers": "tokenizers",
     "numpy": "the graph core",
-    "numba": "the local engine on a CPU",
+    "numba": "the local engine",
     "bm25s": "BM25 retrieval",
     "faiss-cpu": "dense retrieval",
     "pyarrow": "parquet files",

@@ -81,6 +81,11 @@ class KVPool:
         """Where they are."""
         return self._shape.device
 
+    @property
+    def used(self) -> int:
+        """Slots in use; the next fresh one has this number."""
+        return self._used
+
     def allocate(self, num_tokens: int) -> IntArray:
         """[num_tokens] fresh slots."""
         first, self._used = self._used, self._used + num_tokens

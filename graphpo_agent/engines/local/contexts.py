@@ -1,6 +1,6 @@
 """The tree of token runs behind a policy's contexts, and what of it is computed next."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -153,19 +153,20 @@ class ContextTree:
             node = self._nodes[node].parent
         return tuple(reversed(nodes))
 
-    def start_run(self, nodes: tuple[int, ...], own_slots: IntArray) -> Run:
-        """Queue a chain of nodes whose pending tokens are to live at ``own_slots``."""
+    def start_run(self, nodes: tuple[int, ...], allocate: Callable[[int], IntArray]) -> Run:
+        """Queue a chain of nodes; ``allocate`` finds the slots for so many pending tokens."""
         head = self._nodes[nodes[0]]
         before = self._nodes[head.parent].slots if head.slots is None else head.slots
         assert before is not None, "the parent is computed"
         for index in nodes:
             self._nodes[index].queued = True
         pending = [self._nodes[index].pending for index in nodes]
+        token_ids = np.array(list(chain.from_iterable(pending)), np.int64)
         return Run(
             nodes,
-            np.array(list(chain.from_iterable(pending)), np.int64),
+            token_ids,
             tuple(accumulate(map(len, pending))),
-            np.concatenate([before, own_slots]),
+            np.concatenate([before, allocate(len(token_ids))]),
         )
 
     def settle(self, computed: Sequence[tuple[int, IntArray]], hidden: Tensor) -> None:

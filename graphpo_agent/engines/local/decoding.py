@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpo_agent.engines.local.compiled import compiled
 from graphpo_agent.engines.local.drawing import StopFinder, UniformNumbers
-from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.arrays import BoolArray, IntArray
 from graphpo_agent.types import FinishReason, SamplingParams
 
 __all__ = ["Continuation", "Drawn", "Running"]
 
 _DRAWN_AHEAD = 64
+_EOS, _LENGTH, _MAY_STOP = 1, 2, 4
+_REASONS: tuple[FinishReason | None, ...] = (None, "eos", "length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +105,41 @@ class Running:
     def uniforms(self, places: IntArray) -> NDArray[np.float64]:
         """[R] the next random number of each continuation."""
         ahead = self.counts[places] % _DRAWN_AHEAD
-        for place in places[ahead == 0].tolist():
-            start = int(self.counts[place])
-            seed = self._at(place).seed
-            self._uniforms[place] = self._numbers.take(seed, start, _DRAWN_AHEAD)
+        if not ahead.all():
+            for place in places[ahead == 0].tolist():
+                seed, start = self._at(place).seed, int(self.counts[place])
+                self._uniforms[place] = self._numbers.take(seed, start, _DRAWN_AHEAD)
         return self._uniforms[places, ahead]
 
-    def record(
-        self, places: IntArray, token_ids: IntArray, logprobs: NDArray[np.float64]
-    ) -> IntArray:
-        """Take the next token of each of R continuations; returns the places that ended."""
-        steps = self.counts[places]
-        if int(steps.max()) == self._token_ids.shape[1]:
+    def record(self, places: IntArray, token_ids: IntArray, logprobs: NDArray[np.float64]) -> bool:
+        """Take the next token of each of R continuations; whether any has ended."""
+        verdicts = np.empty(len(places), np.int64)
+        most = _record(
+            places,
+            token_ids,
+            logprobs,
+            self.counts,
+            self.last,
+            self._token_ids,
+            self._logprobs,
+            verdicts,
+            self._is_eos,
+            self._can_stop,
+            self._stop_kinds,
+            self._min_new_tokens,
+            self._limits,
+        )
+        if most == self._token_ids.shape[1]:
             self._token_ids = _wider(self._token_ids)
             self._logprobs = _wider(self._logprobs)
-        self._token_ids[places, steps] = token_ids
-        self._logprobs[places, steps] = logprobs
-        self.last[places] = token_ids
-        self.counts[places] += 1
-        is_eos = self._is_eos[token_ids]
-        is_stop = self._stopped(places, token_ids) & ~is_eos
-        ended = is_eos | is_stop | (steps + 1 == self._limits[places])
-        for i in ended.nonzero()[0].tolist():
-            self._reasons[places[i]] = _reason(bool(is_eos[i]), bool(is_stop[i]))
-        self.ended[places] = ended
-        return places[ended]
+        judged, any_ended = verdicts.nonzero()[0], False
+        for place, verdict in zip(places[judged].tolist(), verdicts[judged].tolist(), strict=True):
+            reason = _REASONS[verdict & ~_MAY_STOP]
+            if verdict & _MAY_STOP and self._stopped(place):
+                reason = "stop"
+            if reason is not None:
+                self.ended[place], self._reasons[place], any_ended = True, reason, True
+        return any_ended
 
     def take(self, place: int) -> Drawn:
         """What the ended continuation at a place has drawn; its place becomes free."""
@@ -145,16 +158,10 @@ class Running:
         assert continuation is not None, "the place is taken"
         return continuation
 
-    def _stopped(self, places: IntArray, token_ids: IntArray) -> NDArray[np.bool_]:
-        """Whether the token completes a stop string at or after the least number of tokens."""
-        possible = self._can_stop[self._stop_kinds[places], token_ids]
-        possible &= self.counts[places] >= self._min_new_tokens[places]
-        for i in possible.nonzero()[0].tolist():
-            place = places[i]
-            drawn = self._token_ids[place, : self.counts[place]].tolist()
-            stop = self._stop_strings[self._stop_kinds[place]]
-            possible[i] = self._stops.completes(drawn, stop)
-        return possible
+    def _stopped(self, place: int) -> bool:
+        """Whether the token drawn last completes a stop string."""
+        drawn = self._token_ids[place, : self.counts[place]].tolist()
+        return self._stops.completes(drawn, self._stop_strings[self._stop_kinds[place]])
 
     def _stop_kind(self, stop: tuple[str, ...]) -> int:
         kind = _index(self._stop_strings, stop)
@@ -183,10 +190,61 @@ class Running:
         self._logprobs = _longer(self._logprobs, added)
 
 
-def _reason(is_eos: bool, is_stop: bool) -> FinishReason:
-    if is_eos:
-        return "eos"
-    return "stop" if is_stop else "length"
+@compiled()
+def _record(
+    places: IntArray,
+    token_ids: IntArray,
+    logprobs: NDArray[np.float64],
+    counts: IntArray,
+    last: IntArray,
+    drawn_ids: IntArray,
+    drawn_logprobs: NDArray[np.float64],
+    verdicts: IntArray,
+    is_eos: BoolArray,
+    can_stop: BoolArray,
+    stop_kinds: IntArray,
+    min_new_tokens: IntArray,
+    limits: IntArray,
+) -> int:
+    """Write down the next token of each continuation and what it may mean for it.
+
+    Args:
+        places: [R].
+        token_ids: [R].
+        logprobs: [R].
+        counts: [G], raised by one.
+        last: [G], written.
+        drawn_ids: [G, W], written; W is more than any of ``counts``.
+        drawn_logprobs: [G, W], written.
+        verdicts: [R], written: 0 where it goes on, ``_EOS``, or ``_LENGTH`` and ``_MAY_STOP``
+            added up.
+        is_eos: [V].
+        can_stop: [stop kinds, V] whether a token can complete one of the strings.
+        stop_kinds: [G].
+        min_new_tokens: [G].
+        limits: [G].
+
+    Returns:
+        The largest of the counts.
+    """
+    most = 0
+    for i in range(len(places)):
+        place, token = places[i], token_ids[i]
+        count = int(counts[place])
+        drawn_ids[place, count], drawn_logprobs[place, count] = token, logprobs[i]
+        last[place] = token
+        counts[place] = count + 1
+        most = max(most, count + 1)
+        verdict = 0
+        if is_eos[token]:
+            verdict = _EOS
+        else:
+            if count + 1 == limits[place]:
+                verdict = _LENGTH
+            if count + 1 >= min_new_tokens[place] and can_stop[stop_kinds[place], token]:
+                verdict += _MAY_STOP
+        verdicts[i] = verdict
+    return most
 
 
 def _index(known: list[Any], value: Any) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graphpo_agent.engines.local.cache import PAGE, KVPool
+from graphpo_agent.engines.local.compiled import compiled
 from graphpo_agent.engines.local.path_attention import path_attention
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
@@ -41,7 +42,7 @@ class PagedRows:
         self.lengths: IntArray = np.empty(0, np.int64)
         self._starts: IntArray = np.empty(0, np.int64)
         self._slots: NDArray[np.int32] = np.zeros((0, PAGE), np.int32)
-        self._new = torch.empty(0)
+        self._new: IntArray = np.empty(0, np.int64)
 
     def columns(self, num_tokens: int, max_new_tokens: int) -> int:
         """A page: its tokens stay where they are when the row ends."""
@@ -59,17 +60,15 @@ class PagedRows:
 
     def begin(self) -> None:
         """A slot for one token more of every row."""
-        full = np.flatnonzero((self.lengths - self._starts) % PAGE == 0)
-        if len(full):
+        self._new = np.empty(len(self.members), np.int64)
+        if len(self.members):
             self._make_room(len(self.members), int(self.lengths.max()) + PAGE)
-            fresh = self._pool.allocate(len(full) * PAGE).reshape(-1, PAGE)
-            self._slots[full[:, None], self.lengths[full, None] + np.arange(PAGE)] = fresh
-        self.lengths = self.lengths + 1
+            used = self._pool.used
+            now = _next_slots(self._new, self._slots, self.lengths, self._starts, used, PAGE)
+            self._pool.allocate(now - used)
 
     def look(self) -> None:
-        """Where the new tokens go."""
-        new = self._slots[np.arange(len(self.members)), self.lengths - 1]
-        self._new = torch.from_numpy(new.astype(np.int64))
+        """Nothing: the rows are where they were."""
 
     @property
     def num_looking(self) -> int:
@@ -80,7 +79,7 @@ class PagedRows:
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
     ) -> Tensor:
         """[R, H, D] attention of every row's new token to its path."""
-        self._pool.write(layer, self._new, keys, values)
+        self._pool.write(layer, torch.from_numpy(self._new), keys, values)
         all_keys, all_values = self._pool.layer(layer)
         slots = self._slots[: len(self.members)]
         return path_attention(queries, all_keys, all_values, slots, self.lengths, scaling)
@@ -110,3 +109,38 @@ class PagedRows:
         larger = np.zeros(shape, np.int32)
         larger[: held[0], : held[1]] = self._slots
         self._slots = larger
+
+
+@compiled()
+def _next_slots(
+    new: IntArray,
+    slots: NDArray[np.int32],
+    lengths: IntArray,
+    starts: IntArray,
+    used: int,
+    page: int,
+) -> int:
+    """Write the [R] slots of the next token of every row, which is then one token longer.
+
+    Rows whose page is full get a fresh one.
+
+    Args:
+        new: [R], written.
+        slots: [R, C], those of fresh pages are written.
+        lengths: [R], raised by one.
+        starts: [R] tokens of the rows' prefixes.
+        used: slots of the pool that are in use.
+        page: slots of one.
+
+    Returns:
+        Slots in use now.
+    """
+    for row in range(len(lengths)):
+        length = lengths[row]
+        if (length - starts[row]) % page == 0:
+            for i in range(page):
+                slots[row, length + i] = used + i
+            used += page
+        new[row] = slots[row, length]
+        lengths[row] = length + 1
+    return used

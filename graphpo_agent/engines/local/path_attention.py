@@ -13,12 +13,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graphpo_agent.engines.local.compiled import compiled
 from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["path_attention"]
@@ -99,14 +99,14 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "path-attention")
 
 
-_compiled = numba.njit(
+_kernel = compiled(
     nogil=True,
     error_model="numpy",
     fastmath={"reassoc", "contract", "nsz"},  # sums in any order; what is not a number stays so
 )
 
 
-@_compiled
+@_kernel
 def _dot_products(
     scores: NDArray[Any],
     queries: NDArray[Any],
@@ -130,7 +130,7 @@ def _dot_products(
             scores[row, head, length:] = -np.inf
 
 
-@_compiled
+@_kernel
 def _weighted_sums(
     out: NDArray[Any],
     weights: NDArray[Any],

@@ -27,6 +27,7 @@ from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, check_finite, draw
 from graphpo_agent.engines.local.head import sampling_logits
 from graphpo_agent.engines.local.model import context_limit, output_head
+from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.running_rows import RunningRows
 from graphpo_agent.engines.local.sampling_weights import SamplingWeights
@@ -160,11 +161,13 @@ class LocalPolicy:
             if not self._busy:
                 self._get_busy()
             with self._autocast:
-                running, hidden = self._compute()
-                started, started_hidden = self._start()
-                places = np.concatenate([running, started])
+                places, hidden = self._compute()
+                if self._starting:
+                    started, started_hidden = self._start()
+                    places = np.concatenate([places, started])
+                    hidden = torch.cat([hidden, started_hidden])
                 if len(places):
-                    self._draw(places, torch.cat([hidden, started_hidden]))
+                    self._draw(places, hidden)
         if self._busy and not self._columns:
             self.rest()
         ended, self._ended = self._ended, []
@@ -201,11 +204,9 @@ class LocalPolicy:
         self._ended: list[tuple[int, Completion]] = []
 
     def _make_rows(self, paged: bool) -> RunningRows:
-        if not paged:
-            return Shelves(self._shape, self._pool, self._max_columns)
-        from graphpo_agent.engines.local.paged_rows import PagedRows  # needs a compiler, numba
-
-        return PagedRows(self._pool)
+        if paged:
+            return PagedRows(self._pool)
+        return Shelves(self._shape, self._pool, self._max_columns)
 
     def _get_busy(self) -> None:
         """Give the model the attention and the weights that it samples with."""
@@ -227,8 +228,7 @@ class LocalPolicy:
         for node in dict.fromkeys(one.node for one in self._starting):
             chain = self._contexts.uncomputed(node)
             if chain:
-                count = sum(len(self._contexts[i].pending) for i in chain)
-                self._runs.append(self._contexts.start_run(chain, self._pool.allocate(count)))
+                self._runs.append(self._contexts.start_run(chain, self._pool.allocate))
 
     # The pass
 
@@ -337,7 +337,7 @@ class LocalPolicy:
                 drawn = draw(logits, uniform[rows], sampling)
                 tokens[part], logprobs[part] = (x.cpu().numpy() for x in drawn)
         check_finite(logprobs, self._model.name_or_path)
-        if len(self._running.record(places, tokens, logprobs)):
+        if self._running.record(places, tokens, logprobs):
             self._finish()
 
     def _finish(self) -> None:
