@@ -23,7 +23,7 @@ from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
-from graphpo_agent.evals.heldout import Judged, by_level, measured, sample
+from graphpo_agent.evals.heldout import Evaluation, Judged, by_level, measured, sample
 from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
@@ -251,7 +251,7 @@ def evaluate_policy(
 def _print_evaluation(found: Sequence[Judged], samples: int) -> None:
     evaluation = measured(found)
     print(
-        f"accuracy {evaluation.accuracy:.1%} ± {_percent(1.96 * evaluation.standard_error)} "
+        f"accuracy {evaluation.accuracy:.1%}{_spread(evaluation)} "
         f"(95 % over {evaluation.num_tasks} tasks, {evaluation.num_trajectories} trajectories)"
     )
     if samples > 1:
@@ -261,6 +261,16 @@ def _print_evaluation(found: Sequence[Judged], samples: int) -> None:
     if evaluation.num_dropped:
         print(f"left out: {evaluation.num_dropped} trajectories that outages left unscored")
     print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
+
+
+def _spread(evaluation: Evaluation) -> str:
+    """How far the accuracy may be off; the exact bound where all tasks are wrong or all right."""
+    most = 1 - 0.05 ** (1 / max(1, evaluation.num_tasks))
+    if evaluation.accuracy == 0:
+        return f", at most {most:.1%}"
+    if evaluation.accuracy == 1:
+        return f", at least {1 - most:.1%}"
+    return f" ± {_percent(1.96 * evaluation.standard_error)}"
 
 
 def report(run_directory: str) -> int:

@@ -176,6 +176,35 @@ def test_a_second_evaluation_at_once_is_told(
     assert main(arguments(reach, out)) == 0
 
 
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ("wrong", "accuracy 0.0%, at most 31.2% (95 % over 8 tasks, 8 trajectories)"),
+        ("right", "accuracy 100.0%, at least 68.8% (95 % over 8 tasks, 8 trajectories)"),
+        ("alternating", "accuracy 50.0% ± 37.0% (95 % over 8 tasks, 8 trajectories)"),
+    ],
+)
+def test_an_accuracy_comes_with_its_interval(
+    reward: str, says: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_arguments(reach, tmp_path / "run", f"reward={__name__}:{reward}", "overlap=false")
+    assert main(["eval", *run]) == 0
+    assert says in told(capsys)
+
+
+def wrong(task: Task, outcome: Outcome) -> float:
+    return 0.0
+
+
+def right(task: Task, outcome: Outcome) -> float:
+    return 1.0
+
+
+def alternating(task: Task, outcome: Outcome) -> float:
+    """Half of the tasks are right."""
+    return float(int(task.id.rpartition("-")[2]) % 2)
+
+
 def test_a_row_says_all_that_a_grader_asks_for(kb: Path, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     about: dict[str, Any] = {"level": "2", "aug_answers": ["ab"], "canary": "secret"}
