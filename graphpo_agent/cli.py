@@ -191,7 +191,12 @@ def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
     _add_overrides(parser)
     parser.add_argument("--tasks", metavar="FILE", help="instead of the configuration's train file")
     parser.add_argument("--count", type=_count, default=8, help="how many tasks (8)")
-    parser.add_argument("--out", required=True, metavar="FILE", help="graphpo.graph/1 lines")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="graphpo.graph/1 lines; the same command goes on where it was interrupted",
+    )
     _engine_argument(parser)
     parser.set_defaults(run=_rollout)
 

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm.auto import tqdm
 
@@ -21,17 +23,18 @@ from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
-from graphpo_agent.evals.heldout import Judged, by_level, measured, sample
-from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts, evaluation_name
-from graphpo_agent.graph.jsonl import graph_to_json
+from graphpo_agent.evals.heldout import Evaluation, Judged, by_level, measured, sample
+from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
+from graphpo_agent.partial_output import output_name, partial_output
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.run_dir import (
     RunDirectory,
     write_atomically,
 )
+from graphpo_agent.rollout.graph_file import GraphFile
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.sft import check_model_output, warm_start, with_observations
@@ -54,6 +57,10 @@ __all__ = [
     "toy",
     "train",
 ]
+
+_NOT_GROWN = ("output", "threads", "outage_limit", "update", "train")
+_NOT_EVALUATED = (*_NOT_GROWN, "budget")
+"""Sections of a configuration that change nothing in what a rollout or an evaluation finds."""
 
 
 def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
@@ -143,7 +150,10 @@ def sft(config_path: str, overrides: Sequence[str]) -> int:
 def rollout(
     config_path: str, overrides: Sequence[str], tasks_path: str | None, count: int, out: str
 ) -> int:
-    """``graphpo rollout``: grow graphs without training and write them."""
+    """``graphpo rollout``: grow graphs without training and write them.
+
+    Every graph is written as soon as it is finished, and the same command goes on with them.
+    """
     check_output(Path(out))
     config = load_config(RunConfig, config_path, overrides)
     check_named(config)
@@ -153,25 +163,34 @@ def rollout(
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
     sampling, scoring = build_sampling(config.sampling), build_step_scoring(config.method)
-    with tqdm(total=len(tasks), unit="graph", disable=None) as bar:
-        rollouts = grower.grow(
-            policy,
-            tasks,
-            method,
-            sampling,
-            (config.seed, "rollout"),
-            build_budget(config.budget),
-            lambda rollout: bar.update(),
-        )
-    outages_of(rollouts, policy.tokenizer.decode).check(config.outage_limit)
-    if scoring is not None:
-        rollouts = scoring(rollouts, policy.tokenizer)
-    lines = [graph_to_json(rollout.graph, rollout.classes) for rollout in rollouts]
-    write_atomically(Path(out), "\n".join(lines) + "\n")
-    for name, value in rollout_metrics(rollouts).items():
+    named = output_name("rollout", config, _NOT_GROWN, [Path(each) for each in paths], count=count)
+    seed, budget = (config.seed, "rollout"), build_budget(config.budget)
+    with partial_output(Path(out), named) as partial:
+        graphs = GraphFile(partial, tasks)
+        with _bar(len(tasks), len(graphs.missing), "graph", out) as bar:
+
+            def finished(rollout: Rollout) -> None:
+                if scoring is not None:
+                    (rollout,) = scoring([rollout], policy.tokenizer)
+                graphs.add(rollout, policy.tokenizer)
+                bar.update()
+
+            rollouts = grower.grow(policy, graphs.missing, method, sampling, seed, budget, finished)
+        graphs.outages.check(config.outage_limit)
+        write_atomically(Path(out), "\n".join(graphs.lines) + "\n")
+    if 0 < len(rollouts) < len(tasks):
+        print(f"of the {len(rollouts)} graphs that were grown now:")
+    for name, value in rollout_metrics(rollouts).items() if rollouts else ():
         print(f"{name:28} {value:.4g}")
-    print(f"graphs: {len(rollouts)} in {out}")
+    print(f"graphs: {len(tasks)} in {out}")
     return 0
+
+
+def _bar(total: int, missing: int, unit: str, out: str | None) -> "tqdm[NoReturn]":
+    """The progress over all tasks, some of which an interrupted command may have finished."""
+    if missing < total:
+        print(f"{total - missing} of {total} tasks were finished before: {out}.partial")
+    return tqdm(total=total, initial=total - missing, unit=unit, disable=None)
 
 
 def _inputs(config: RunConfig, arguments: Sequence[str], tasks: Sequence[str]) -> list[Path]:
@@ -206,23 +225,23 @@ def evaluate_policy(
     tasks = load_tasks(Path(path))
     grower, policy = build_grower(config), build_policy(config)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
-    transcripts = Transcripts(tasks)
-    if out is not None:
-        name = evaluation_name(config, Path(path), samples, greedy)
-        transcripts = TranscriptFile(Path(out), name, tasks, samples)
-    missing, before = transcripts.missing, transcripts.outages
-    done = len(tasks) - len(missing)
-    if done:
-        print(f"{done} of {len(tasks)} tasks were finished before: {out}.partial")
-    with tqdm(total=len(tasks), initial=done, unit="task", disable=None) as bar:
+    with ExitStack() as stack:
+        transcripts = Transcripts(tasks)
+        if out is not None:
+            flags = {"samples": samples, "greedy": greedy}
+            name = output_name("eval", config, _NOT_EVALUATED, [Path(path)], **flags)
+            partial = stack.enter_context(partial_output(Path(out), name))
+            transcripts = TranscriptFile(partial, tasks)
+        missing, before = transcripts.missing, transcripts.outages
+        with _bar(len(tasks), len(missing), "task", out) as bar:
 
-        def finished(rollout: Rollout) -> None:
-            transcripts.add(rollout, grower.expander)
-            bar.update()
+            def finished(rollout: Rollout) -> None:
+                transcripts.add(rollout, grower.expander)
+                bar.update()
 
-        rollouts = sample(grower, policy, missing, samples, sampling, config.seed, finished)
-    (before + outages_of(rollouts, policy.tokenizer.decode)).check(config.outage_limit)
-    transcripts.complete()
+            rollouts = sample(grower, policy, missing, samples, sampling, config.seed, finished)
+        (before + outages_of(rollouts, policy.tokenizer.decode)).check(config.outage_limit)
+        transcripts.complete()
     _print_evaluation(transcripts.trajectories, samples)
     for name, count in grower.counts.items():
         print(f"{name} {count}")
@@ -232,7 +251,7 @@ def evaluate_policy(
 def _print_evaluation(found: Sequence[Judged], samples: int) -> None:
     evaluation = measured(found)
     print(
-        f"accuracy {evaluation.accuracy:.1%} ± {_percent(1.96 * evaluation.standard_error)} "
+        f"accuracy {evaluation.accuracy:.1%}{_spread(evaluation)} "
         f"(95 % over {evaluation.num_tasks} tasks, {evaluation.num_trajectories} trajectories)"
     )
     if samples > 1:
@@ -242,6 +261,16 @@ def _print_evaluation(found: Sequence[Judged], samples: int) -> None:
     if evaluation.num_dropped:
         print(f"left out: {evaluation.num_dropped} trajectories that outages left unscored")
     print(f"response tokens {evaluation.response_tokens:.1f}, turns {evaluation.turns:.1f}")
+
+
+def _spread(evaluation: Evaluation) -> str:
+    """How far the accuracy may be off; the exact bound where all tasks are wrong or all right."""
+    most = 1 - 0.05 ** (1 / max(1, evaluation.num_tasks))
+    if evaluation.accuracy == 0:
+        return f", at most {most:.1%}"
+    if evaluation.accuracy == 1:
+        return f", at least {1 - most:.1%}"
+    return f" ± {_percent(1.96 * evaluation.standard_error)}"
 
 
 def report(run_directory: str) -> int:

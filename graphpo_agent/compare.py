@@ -120,9 +120,12 @@ def find_methods(config_path: str, arguments: Sequence[str]) -> list[MethodFile]
     for argument in arguments:
         is_file = argument.endswith((".yaml", ".yml"))
         method = _of_file(Path(argument)) if is_file else _of_name(config_path, argument)
-        if method.label in found:
+        other = found.get(method.label)
+        if other is not None and other.path.resolve() == method.path.resolve():
+            raise ConfigError(f"--methods: {argument} is there twice; name every method once")
+        if other is not None:
             raise ConfigError(
-                f"--methods: {found[method.label].path} and {method.path} are both called "
+                f"--methods: {other.path} and {method.path} are both called "
                 f"{method.label!r}; copy one to a file of another name"
             )
         found[method.label] = method

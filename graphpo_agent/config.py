@@ -3,9 +3,10 @@
 A leaf of the package: no torch, no files.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from graphpo_agent.config_base import (
     Beta,
@@ -187,10 +188,18 @@ class AgentMode(Strict):
     """Replaces the dialect's own instruction; must hold ``{question}``."""
 
 
+def _leaves_a_choice(temperature: float) -> float:
+    if not 0.01 <= temperature < math.inf:
+        raise ValueError(
+            "Input should be at least 0.01 and finite; for temperature 0 give eval --greedy"
+        )
+    return temperature
+
+
 class SamplingConfig(Strict):
     """How training rollouts draw tokens."""
 
-    temperature: Annotated[Number, Field(ge=0.01, allow_inf_nan=False)] = 1.0
+    temperature: Annotated[Number, AfterValidator(_leaves_a_choice)] = 1.0
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
 
 

@@ -15,8 +15,8 @@ from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
 from graphpo_agent.data.toy_search import SearchWriting
 from graphpo_agent.data.toy_trace import make_trace, trace_phrases
-from graphpo_agent.directory_lock import directory_lock
 from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.locks import directory_lock
 from graphpo_agent.rollout.dialects.base import Dialect, ToolCall
 from graphpo_agent.rollout.dialects.hermes import HermesDialect
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect

@@ -20,7 +20,7 @@ from retrievers.bm25_words import split_words
 from retrievers.bm25s_without_jax import bm25s
 from retrievers.corpus import Corpus, read_corpus
 from retrievers.index_build import Build, build_directory, corpus_source, refuse_inside
-from retrievers.index_files import finish_index, open_corpus, read_manifest
+from retrievers.index_files import finish_index, open_corpus, read_manifest, reason_of
 from retrievers.index_options import check_bm25
 
 __all__ = ["Backend", "Bm25Retriever", "build_bm25", "write_bm25"]
@@ -141,7 +141,7 @@ class Bm25Retriever:
             self._index = bm25s.BM25.load(directory, mmap=True, show_progress=False)
         except (OSError, ValueError) as error:
             raise ToolError(
-                f"{directory}: the index cannot be read ({error}); build it again"
+                f"{directory}: the index cannot be read ({reason_of(error)}); build it again"
             ) from error
         if _use_numba(backend):
             self._index.activate_numba_scorer()

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.directory_lock import directory_lock
 from graphpo_agent.errors import DataError, ToolError
+from graphpo_agent.locks import directory_lock
 from retrievers.corpus import Corpus
 from retrievers.progress import say
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_sentence
 from retrievers.corpus import Corpus, corpus_fingerprint
 from retrievers.index_build import finished_rows
 
-__all__ = ["finish_index", "open_corpus", "read_manifest", "relative_path"]
+__all__ = ["finish_index", "open_corpus", "read_manifest", "reason_of", "relative_path"]
 
 _FIELDS: Mapping[str, type] = {
     "corpus": str,
@@ -74,7 +74,7 @@ def read_manifest(directory: Path, kind: str | None = None) -> dict[str, Any]:
                 f"{directory}: holds no index yet: its build has {rows:,} of {num_docs:,} "
                 "documents behind it; wait for it, or repeat its command to go on from there"
             ) from error
-        raise ToolError(f"{directory}: holds no index ({error}); {_MEND}") from error
+        raise ToolError(f"{directory}: holds no index ({reason_of(error)}); {_MEND}") from error
     given = manifest if isinstance(manifest, dict) else {}
     found = str(given.get("kind"))
     if found not in _OWN_FIELDS or kind not in (None, found):
@@ -104,7 +104,18 @@ def open_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
     try:
         return Corpus(path, np.load(directory / "offsets.npy", mmap_mode="r"))
     except (OSError, ValueError, EOFError) as error:
-        raise ToolError(f"{directory}: the index cannot be read ({error}); {_MEND}") from error
+        reason = reason_of(error)
+        raise ToolError(f"{directory}: the index cannot be read ({reason}); {_MEND}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file of an index cannot be read, in short.
+
+    Example: ``offsets.npy: No such file or directory``.
+    """
+    if isinstance(error, OSError) and error.filename:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    return f"a file is damaged: {first_sentence(error)}"
 
 
 def relative_path(path: Path, directory: Path) -> str:

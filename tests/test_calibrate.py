@@ -104,7 +104,7 @@ def test_nothing_is_said_where_an_outage_left_nothing_judged(arguments, graphs, 
     rollout = ["rollout", *arguments, verifier, "--count", "4", "--out", str(tmp_path / "g.jsonl")]
     assert main(rollout) == 2
     assert "trajectories unscored (outage_limit: 0.5)" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["g.jsonl.partial"]
 
 
 def test_what_is_measured_goes_where_a_link_leads(arguments, graphs, tmp_path):

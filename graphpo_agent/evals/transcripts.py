@@ -1,23 +1,17 @@
 """The transcripts of an evaluation, kept by task: an interruption costs those being sampled."""
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from graphpo_agent.config import RunConfig
-from graphpo_agent.data.jsonl import append_line, read_rows, write_rows
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.data.jsonl import write_rows
 from graphpo_agent.evals.heldout import Judged, judged_paths, leaves
+from graphpo_agent.partial_output import PartialOutput
 from graphpo_agent.protocols import Expander
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
 
-__all__ = ["TranscriptFile", "Transcripts", "evaluation_name"]
-
-_NOT_EVALUATED = ("output", "threads", "budget", "outage_limit", "update", "train")
+__all__ = ["TranscriptFile", "Transcripts"]
 
 
 class Transcripts:
@@ -63,75 +57,44 @@ class Transcripts:
 
 
 class TranscriptFile(Transcripts):
-    """Those of ``graphpo eval --out``, in a file.
+    """Those of ``graphpo eval --out``, which are kept as soon as those of a task are there.
 
-    Until it is complete it is named ``<path>.partial``, with what evaluation it is of in its first
-    line. The next evaluation of that name goes on with the tasks whose trajectories all count and
-    met no outage.
+    The next evaluation of that name goes on with the tasks whose trajectories all count and met no
+    outage.
     """
 
-    def __init__(self, path: Path, name: Mapping[str, Any], tasks: Sequence[Task], samples: int):
+    def __init__(self, partial: PartialOutput, tasks: Sequence[Task]) -> None:
         """Begin, or go on with what an interrupted evaluation left.
 
         Args:
-            path: of the complete file.
-            name: what is evaluated; JSON.
+            partial: of this evaluation.
             tasks: all of them.
-            samples: trajectories of a task.
-
-        Raises:
-            ConfigError: the partial file is of another evaluation.
-            DataError: it cannot be read or written.
         """
         super().__init__(tasks)
-        self._path = path
-        if self.partial.exists():
-            for task, rows in _left_by(self.partial, name).items():
-                undisturbed = all(row["reward"] is not None and not row["outages"] for row in rows)
-                if undisturbed and len(rows) == samples:
-                    self._rows[task] = rows
-        kept = [row for rows in self._rows.values() for row in rows]
-        write_rows(self.partial, [name, *kept])
-
-    @property
-    def partial(self) -> Path:
-        """Where the rows are until all are there."""
-        return self._path.with_name(f"{self._path.name}.partial")
+        self._partial = partial
+        for task, kept in partial.rows.items():
+            rows = kept["rows"]
+            if all(row["reward"] is not None and not row["outages"] for row in rows):
+                self._rows[task] = rows
 
     def add(self, rollout: Rollout, expander: Expander) -> None:
-        """Append the trajectories of a task.
+        """Keep the trajectories of a task.
 
         Raises:
             OSError: they cannot be written; names the file.
         """
         super().add(rollout, expander)
-        rows = self._rows[rollout.task.id]
-        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
-        append_line(self.partial, "\n".join(lines))
+        task = rollout.task.id
+        self._partial.add({"task": task, "rows": self._rows[task]})
 
     def complete(self) -> None:
-        """Write all rows, in the order of the tasks, where they belong.
+        """Write all rows, in the order of the tasks.
 
         Raises:
             DataError: they cannot be written.
         """
-        write_rows(self._path, (row for task in self._tasks for row in self._rows[task]))
-        self.partial.unlink(missing_ok=True)  # another that is the same may have ended
-
-
-def evaluation_name(
-    config: RunConfig, tasks: Path, samples: int, greedy: bool
-) -> dict[str, Mapping[str, Any]]:
-    """What decides an evaluation's trajectories, as JSON; two that agree in it are one.
-
-    The policy goes by its path and by when its files were last written.
-    """
-    model = Path(config.model.path)
-    written = [file.stat().st_mtime_ns for file in model.glob("*") if file.is_file()]
-    settings = config.model_dump(mode="json", exclude=set(_NOT_EVALUATED))
-    digest = hashlib.sha256(tasks.read_bytes()).hexdigest()
-    flags = {"samples": samples, "greedy": greedy}
-    return {"evaluation": settings | flags | {"tasks": digest, "weights": max(written, default=0)}}
+        rows = (row for task in self._tasks for row in self._rows[task])
+        write_rows(self._partial.output, rows)
 
 
 def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
@@ -158,22 +121,3 @@ def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _left_by(partial: Path, name: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each task in a partial file; a last line that was cut off is left out."""
-    found = [row for _, row in read_rows(partial, log=True)]
-    if not found:
-        return {}
-    (begun, *rows) = found
-    if begun != json.loads(json.dumps(name)):
-        own, other = name["evaluation"], begun.get("evaluation", {})
-        differ = sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key))
-        raise ConfigError(
-            f"{partial} holds an interrupted evaluation with other {', '.join(differ)}: remove it, "
-            "or name another --out"
-        )
-    of_task: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        of_task.setdefault(row["task"], []).append(row)
-    return of_task

@@ -77,7 +77,7 @@ def write_report(
         "report.html",
         name=run.name,
         version=__version__,
-        subtitle=_subtitle(flatten(run.config)),
+        subtitle=_subtitle(run.config),
         tiles=_tiles(run.metrics),
         num_steps=len(run.metrics.steps),
         sections=_sections(run.metrics),
@@ -152,8 +152,13 @@ def _graph_section(
     }
 
 
-def _subtitle(config: Mapping[str, str]) -> list[tuple[str, str]]:
+def _subtitle(config: Mapping[str, object]) -> list[tuple[str, str]]:
     """What was trained on what, by which method, as far as the configuration says it."""
+    shown = flatten(config)
+    tasks = config.get("tasks")
+    files = tasks.get("train") if isinstance(tasks, Mapping) else None
+    if isinstance(files, list):
+        shown["tasks.train"] = ", ".join(map(str, files))
     named = (
         ("method", "method.name"),
         ("model", "model.path"),
@@ -161,7 +166,7 @@ def _subtitle(config: Mapping[str, str]) -> list[tuple[str, str]]:
         ("mode", "mode.kind"),
         ("seed", "seed"),
     )
-    return [(name, config[key]) for name, key in named if key in config]
+    return [(name, shown[key]) for name, key in named if key in shown]
 
 
 def _tiles(metrics: Metrics) -> list[_Tile]:
@@ -198,7 +203,8 @@ def _accuracy_tile(metrics: Metrics) -> list[_Tile]:
         return [_Tile("Held-out accuracy", percent(float(accuracy[0])), "measured once")]
     first, last = float(accuracy[0]), float(accuracy[-1])
     error = NORMAL_95 * metrics.last("eval/standard_error")
-    interval = f"; last value ±{100 * error:.1f} (95%)" if np.isfinite(error) else ""
+    # Tasks that all go alike do not say how others would: a width of 0 is none.
+    interval = f"; last value ±{100 * error:.1f} (95%)" if error > 0 else ""
     return [
         _Tile(
             "Held-out accuracy",

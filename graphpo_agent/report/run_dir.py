@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.data.jsonl import append_line
-from graphpo_agent.directory_lock import directory_lock
 from graphpo_agent.errors import RunError
+from graphpo_agent.locks import directory_lock
 
 __all__ = [
     "Progress",

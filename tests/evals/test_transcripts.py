@@ -11,7 +11,7 @@ import pytest
 
 from graphpo_agent.cli import main
 from graphpo_agent.evals.grade import GradeOptions, grade_file
-from graphpo_agent.evals.transcripts import TranscriptFile
+from graphpo_agent.partial_output import partial_output
 from graphpo_agent.rewards.asearcher import ASearcherReward
 from graphpo_agent.types import FailureKind, Outcome, Task, ToolResult
 from tests.worlds import length_reward, run_arguments
@@ -21,7 +21,7 @@ class Interrupted:
     """``length_reward`` in a process that is stopped once some tasks are finished.
 
     Args:
-        seen: the file of finished trajectories.
+        seen: the file of finished tasks.
         stop: a file that is there for as long as the process is to be stopped.
     """
 
@@ -29,7 +29,7 @@ class Interrupted:
         self._seen, self._stop = Path(seen), Path(stop)
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
-        begun = self._seen.exists() and self._seen.read_bytes().count(b"\n") > 4
+        begun = self._seen.exists() and self._seen.read_bytes().count(b"\n") > 2
         if begun and self._stop.exists():
             os.kill(os.getpid(), signal.SIGINT)
         return length_reward(task, outcome)
@@ -60,14 +60,14 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     assert main(arguments(reach, out)) != 0
     assert not out.exists()
     finished = partial.read_text().splitlines()[1:]
-    assert 4 <= len(finished) < 16 and len(finished) % 2 == 0
+    assert 2 <= len(finished) < 8
     with partial.open("a") as file:
         file.write(finished[0][:50])  # a kill in the middle of a line
     stop.unlink()
     told(capsys)
     assert main(arguments(reach, out)) == 0
     again = told(capsys)
-    assert again.startswith(f"{len(finished) // 2} of 8 tasks were finished before: {partial}\n")
+    assert again.startswith(f"{len(finished)} of 8 tasks were finished before: {partial}\n")
     assert again.partition("\n")[2] == said
     assert out.read_text() == whole.read_text() and not partial.exists()
     ids = [json.loads(line)["id"] for line in (reach / "heldout.jsonl").open()]
@@ -86,7 +86,8 @@ def test_what_another_evaluation_left_is_not_gone_on_with(
     capsys.readouterr()
     assert main(arguments(reach, out, "seed=7", "--greedy")) == 2
     error = capsys.readouterr().err
-    assert "interrupted evaluation with other greedy, seed" in error and error.count("\n") == 1
+    assert "interrupted command with other greedy, seed: remove" in error
+    assert error.count("\n") == 1
     assert partial.read_bytes() == left
     policy = reach / "policy" / "config.json"
     os.utime(policy, ns=(2**61, 2**61))
@@ -108,7 +109,8 @@ def test_tasks_that_met_an_outage_are_sampled_again(
     assert not out.exists()
     error = capsys.readouterr().err
     assert "of 8 trajectories unscored (outage_limit: 0.5)" in error and error.count("\n") == 1
-    kept = [json.loads(line) for line in Path(f"{out}.partial").read_text().splitlines()][1:]
+    lines = Path(f"{out}.partial").read_text().splitlines()[1:]
+    kept = [row for line in lines for row in json.loads(line)["rows"]]
     judged = sum(row["reward"] is not None for row in kept)
     assert len(kept) == 8 and 0 < judged <= 4
     flag.unlink()
@@ -163,11 +165,44 @@ class Unplugged:
         return [ToolResult("the service is busy", failure=failure) for _ in calls]
 
 
-def test_two_evaluations_at_once_both_end(tmp_path: Path) -> None:
-    first, second = (TranscriptFile(tmp_path / "t", {"evaluation": {}}, [], 1) for _ in range(2))
-    first.complete()
-    second.complete()
-    assert (tmp_path / "t").exists() and not first.partial.exists()
+def test_a_second_evaluation_at_once_is_told(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.jsonl"
+    with partial_output(out, {}) as partial:
+        assert main(arguments(reach, out)) == 2
+        assert f"another process writes {out}" in capsys.readouterr().err
+        partial.add({"task": "a"})
+    assert main(arguments(reach, out)) == 0
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ("wrong", "accuracy 0.0%, at most 31.2% (95 % over 8 tasks, 8 trajectories)"),
+        ("right", "accuracy 100.0%, at least 68.8% (95 % over 8 tasks, 8 trajectories)"),
+        ("alternating", "accuracy 50.0% ± 37.0% (95 % over 8 tasks, 8 trajectories)"),
+    ],
+)
+def test_an_accuracy_comes_with_its_interval(
+    reward: str, says: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_arguments(reach, tmp_path / "run", f"reward={__name__}:{reward}", "overlap=false")
+    assert main(["eval", *run]) == 0
+    assert says in told(capsys)
+
+
+def wrong(task: Task, outcome: Outcome) -> float:
+    return 0.0
+
+
+def right(task: Task, outcome: Outcome) -> float:
+    return 1.0
+
+
+def alternating(task: Task, outcome: Outcome) -> float:
+    """Half of the tasks are right."""
+    return float(int(task.id.rpartition("-")[2]) % 2)
 
 
 def test_a_row_says_all_that_a_grader_asks_for(kb: Path, tmp_path: Path) -> None:

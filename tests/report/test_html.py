@@ -101,6 +101,22 @@ def test_names_that_no_encoding_holds_have_a_page(tmp_path: Path) -> None:
     assert "run-?" in page.text and "task-?" in page.text
 
 
+def test_tasks_that_all_go_alike_claim_no_width(tmp_path: Path) -> None:
+    spread = {"eval/accuracy": 0.0, "eval/standard_error": 0.02}
+    write_sample_run(tmp_path)
+    for error, shown in ((0.02, True), (0.0, False)):
+        last = spread | {"step": 2, "eval/standard_error": error}
+        write_lines(tmp_path / "metrics.jsonl", [spread | {"step": 0}, last])
+        assert ("last value ±" in _report(tmp_path)[1].text) == shown
+
+
+def test_several_task_files_are_named_as_words(tmp_path: Path) -> None:
+    write_sample_run(tmp_path)
+    config = {"tasks": {"train": ["worlds/a.jsonl", "worlds/b.jsonl"]}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert "worlds/a.jsonl, worlds/b.jsonl" in _report(tmp_path)[1].text
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, steps: int) -> None:
     write_sample_run(tmp_path)

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -165,11 +166,14 @@ def test_indexes_that_do_not_go_together_are_not_merged(tmp_path, encoder):
     build_index("bm25", other, places["k1"], k1=2.0)
     for name, file in (("d1", corpus), ("d2", other)):
         build("dense", file, places[name], encoder, index_type="SQ8", keep_vectors=False)
+    shutil.copytree(places["a"], tmp_path / "torn")
+    (tmp_path / "torn" / "offsets.npy").unlink()
     for names, error, message in [
         ("a", ToolError, "at least 2 indexes, found 1"),
         ("a k1", ToolError, "differ in options"),
         ("a d1", ToolError, "differ in kind"),
-        ("a nothing", ToolError, "holds no index"),
+        ("a nothing", ToolError, r"holds no index \(manifest.json: No such file"),
+        ("a torn", ToolError, r"the index cannot be read \(offsets.npy: No such file"),
         ("a b", DataError, "do not go together .*field 'id' repeats 'd39'"),
         ("d1 d2", ToolError, "has not kept its vectors"),
     ]:

@@ -1,0 +1,61 @@
+"""A directory or a file that one process at a time works on; a process's death lets go of it."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["directory_lock", "file_lock"]
+
+
+@contextmanager
+def directory_lock(directory: Path, busy: Exception, inherit: bool = False) -> Iterator[None]:
+    """Hold a directory, which is made where it is not there.
+
+    Args:
+        directory: what is held.
+        busy: raised where another process holds it.
+        inherit: programs that this one starts hold it too, until they end.
+
+    Raises:
+        OSError: it cannot be made or opened.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY)
+    os.set_inheritable(descriptor, inherit)
+    with _held(descriptor, busy):
+        yield
+
+
+@contextmanager
+def file_lock(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold a file that can be written, which is made where it is not there.
+
+    It stays held for as long as it is written in place: replacing it lets others in.
+
+    Args:
+        path: what is held.
+        busy: raised where another process holds it, or has just taken it away.
+
+    Raises:
+        OSError: it cannot be made or opened.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with _held(descriptor, busy):
+        if os.fstat(descriptor).st_nlink == 0:
+            raise busy
+        yield
+
+
+@contextmanager
+def _held(descriptor: int, busy: Exception) -> Iterator[None]:
+    """Hold what a descriptor has open, and close it at the end."""
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,110 @@
+"""An output that is made task by task: an interruption costs only the tasks that are under way."""
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from graphpo_agent.config import RunConfig
+from graphpo_agent.data.jsonl import append_line, read_rows
+from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.locks import file_lock
+
+__all__ = ["PartialOutput", "output_name", "partial_output"]
+
+
+class PartialOutput:
+    """What is finished of an output, in ``<path>.partial``, one JSON line per task.
+
+    Its first line says what decides the output.
+
+    Attributes:
+        output: where the whole of it belongs.
+        path: where it is until then.
+        rows: what an interruption left, by task; the latest where one was done again.
+    """
+
+    def __init__(self, output: Path, name: Mapping[str, Any]) -> None:
+        """Begin, or go on with what an interruption left; see ``partial_output``."""
+        self.output = output
+        self.path = _partial(output)
+        begun, *rows = [row for _, row in read_rows(self.path, log=True)] or [{}]
+        name = json.loads(json.dumps(name))
+        if rows and begun != name:
+            keys = begun.keys() | name.keys()
+            differ = sorted(key for key in keys if begun.get(key) != name.get(key))
+            raise ConfigError(
+                f"{self.path} was left by an interrupted command with other {', '.join(differ)}: "
+                "remove it, or name another --out"
+            )
+        whole = self.path.read_bytes().rfind(b"\n") + 1 if rows else 0
+        os.truncate(self.path, whole)
+        if not rows:
+            append_line(self.path, json.dumps(name))
+        self.rows: dict[str, dict[str, Any]] = {row["task"]: row for row in rows}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append what is finished of a task, ``{"task": its id, …}``.
+
+        Raises:
+            OSError: it cannot be written; names the file.
+        """
+        append_line(self.path, json.dumps(row, ensure_ascii=False, allow_nan=False))
+
+
+@contextmanager
+def partial_output(output: Path, name: Mapping[str, Any]) -> Iterator[PartialOutput]:
+    """Begin an output, or go on with what an interruption left of it.
+
+    It is removed where the ``with`` block succeeds, which then has written the whole.
+
+    Args:
+        output: the file.
+        name: what decides it, as JSON; with another the finished tasks would not be its own.
+
+    Raises:
+        ConfigError: what is there is of another name, or another process is writing it.
+        DataError: it cannot be read or written.
+    """
+    path = _partial(output)
+    busy = ConfigError(f"{path} is in use: another process writes {output}; name another --out")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(path, busy))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+        yield PartialOutput(output, name)
+        path.unlink(missing_ok=True)
+
+
+def output_name(
+    verb: str,
+    config: RunConfig,
+    unused: Collection[str],
+    tasks: Sequence[Path],
+    **flags: int,
+) -> dict[str, Any]:
+    """What decides the output of a verb; two that agree in it are one.
+
+    The policy goes by its path and by when its files were last written.
+
+    Args:
+        verb: which.
+        config: with which settings.
+        unused: those of its sections that change nothing.
+        tasks: the files.
+        flags: of the command line.
+    """
+    model = Path(config.model.path)
+    written = [file.stat().st_mtime_ns for file in model.glob("*") if file.is_file()]
+    settings = config.model_dump(mode="json", exclude=set(unused))
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in tasks]
+    decided = {"verb": verb, "tasks": digests, "weights": max(written, default=0)}
+    return settings | decided | flags
+
+
+def _partial(output: Path) -> Path:
+    return output.with_name(f"{output.name}.partial")

@@ -1,0 +1,123 @@
+"""``graphpo rollout --out`` as a user runs it: killed, repeated, with other settings."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from graphpo_agent.cli import main
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.types import Outcome, Task
+from tests.worlds import length_reward, run_arguments, start_command
+
+
+class Killed:
+    """``length_reward`` in a process that is killed once some graphs are finished.
+
+    Args:
+        seen: the file of finished graphs.
+        stop: a file that is there for as long as the process is to be killed.
+    """
+
+    def __init__(self, seen: str, stop: str) -> None:
+        self._seen, self._stop = Path(seen), Path(stop)
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        if self._stop.exists() and self._seen.read_bytes().count(b"\n") > 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return length_reward(task, outcome)
+
+
+class Flaky:
+    """A verifier that reaches its service for some tasks only while ``down`` is there."""
+
+    def __init__(self, down: str) -> None:
+        self._down = Path(down)
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        if self._down.exists() and sum(task.id.encode()) % 3:
+            raise CallFailed("transient", "the service is busy")
+        return length_reward(task, outcome)
+
+
+def arguments(world: Path, out: Path, *more: str) -> list[str]:
+    killed = {
+        "class": f"{__name__}:Killed",
+        "seen": f"{out}.partial",
+        "stop": str(out.with_name("stop")),
+    }
+    run = run_arguments(world, out.with_name("run"), f"reward={json.dumps(killed)}", *more)
+    return ["rollout", *run, "--count", "6", "--out", str(out)]
+
+
+def kill(command: list[str], out: Path) -> list[str]:
+    """Run until the kill; returns the finished graphs' lines."""
+    out.with_name("stop").touch()
+    process = start_command(command)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not out.exists()
+    out.with_name("stop").unlink()
+    return Path(f"{out}.partial").read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    "method", [[], ["method={name: prm, scorer: {class: 'tests.worlds:LengthScorer'}}"]]
+)
+def test_a_killed_rollout_goes_on_to_the_same_graphs(
+    method: list[str], reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "graphs.jsonl"
+    assert main(arguments(reach, whole, *method)) == 0
+    capsys.readouterr()
+    finished = kill(arguments(reach, out, *method), out)
+    assert 2 <= len(finished) < 6
+    with Path(f"{out}.partial").open("a") as file:
+        file.write(finished[0][:50])  # a kill in the middle of a line
+    assert main(arguments(reach, out, *method)) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{len(finished)} of 6 tasks were finished before: {out}.partial\n")
+    assert f"of the {6 - len(finished)} graphs that were grown now:\n" in said
+    assert out.read_text() == whole.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, whole.name]
+
+
+def test_what_other_settings_grew_is_not_gone_on_with(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, partial = tmp_path / "graphs.jsonl", tmp_path / "graphs.jsonl.partial"
+    kill(arguments(reach, out), out)
+    left = partial.read_bytes()
+    assert main(arguments(reach, out, "seed=7", "budget.trajectories=3")) == 2
+    error = capsys.readouterr().err
+    assert "with other budget, seed: remove it" in error and error.count("\n") == 1
+    assert partial.read_bytes() == left and not out.exists()
+    assert main(arguments(reach, out, "train.steps=9", "outage_limit=0.9")) == 0
+
+
+def test_settings_of_which_nothing_was_finished_stand_in_no_way(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "graphs.jsonl"
+    assert main([*arguments(reach, out), "reward=tests.worlds:bad_reward"]) == 2
+    assert "outside [0, 1]" in capsys.readouterr().err
+    assert main(arguments(reach, out)) == 0
+
+
+def test_tasks_that_met_an_outage_are_grown_again(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, down = tmp_path / "graphs.jsonl", tmp_path / "down"
+    command = [*arguments(reach, out), f"reward={{class: {__name__}:Flaky, down: {down}}}"]
+    down.touch()
+    assert main(command) == 2
+    assert "trajectories unscored" in capsys.readouterr().err and not out.exists()
+    down.unlink()
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert " of 6 tasks were finished before" in said and not said.startswith("6")
+    graphs = [json.loads(line) for line in out.open()]
+    assert len(graphs) == 6
+    ends = [node for graph in graphs for node in graph["nodes"] if node["terminal"]]
+    assert ends and all(node["reward"] is not None for node in ends)
