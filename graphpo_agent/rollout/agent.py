@@ -25,6 +25,7 @@ from graphpo_agent.rollout.path import (
     out_of_budget,
     room_left,
 )
+from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.types import (
     NO_PREFIX,
     Completion,
@@ -92,6 +93,9 @@ class TurnExpander:
     * the last allowed turn without an answer: terminal, ``out_of_turns``; its call is not run;
     * no room for another token after the turn, or after the observation (which is then left
       out): terminal, ``out_of_length``.
+
+    A turn ends with the closing tag of its action; one that is a part of a call, such as an
+    ``</answer>`` in its code, does not end it.
 
     Equal calls of one rollout are made once; ``Step.tool_calls`` is 1 where one was made and 0
     where its result was known, so that its sum counts the calls made.
@@ -191,8 +195,13 @@ class TurnExpander:
         policy = scheduler.policy
         full = min(self._max_turn_tokens, self._room(policy, state, state.context))
         request = SampleRequest(state.context, seed, full, stop=self._dialect.stop)
-        (completion,) = await scheduler.sample([limited(request, limit)], sampling)
+        request = limited(request, limit)
+        (completion,) = await scheduler.sample([request], sampling)
         turn = self._read(policy, state, completion)
+        while _is_unfinished(turn) and len(completion.token_ids) < request.max_new_tokens:
+            (more,) = await scheduler.sample([_behind(completion, request)], sampling)
+            completion = _joined(completion, more)
+            turn = self._read(policy, state, completion)
         if out_of_budget(completion, limit, full):
             return _last_step(turn, "out_of_budget")
         if turn.end is not None:
@@ -300,6 +309,31 @@ def check_tools(dialect: Dialect, names: Collection[str]) -> None:
             f"the dialect cannot call {', '.join(unheard)}: it calls "
             f"{', '.join(dialect.tool_names) or 'none'}; leave others out or use another dialect"
         )
+
+
+def _is_unfinished(turn: _Turn) -> bool:
+    """Whether a stop string ended the turn that is a part of the call it stands in."""
+    stopped = turn.completion.finish_reason == "stop"
+    return stopped and isinstance(turn.action, InvalidAction) and turn.action.unfinished
+
+
+def _behind(completion: Completion, request: SampleRequest) -> SampleRequest:
+    """What is left of a request, drawn with random numbers of its own."""
+    num_tokens = len(completion.token_ids)
+    return replace(
+        request,
+        context=completion.context,
+        seed=derive_seed(request.seed, num_tokens),
+        max_new_tokens=request.max_new_tokens - num_tokens,
+    )
+
+
+def _joined(completion: Completion, more: Completion) -> Completion:
+    return replace(
+        more,
+        token_ids=completion.token_ids + more.token_ids,
+        logprobs=completion.logprobs + more.logprobs,
+    )
 
 
 def _last_step(turn: _Turn, status: StepStatus, tool_calls: int = 0) -> Step:
