@@ -324,6 +324,41 @@ def test_a_broken_compression_is_no_result(site):
     assert failure_of(reader_for(site), site.url()) == "no_result"
 
 
+@pytest.mark.parametrize("coding", ["compress", "DCZ", "gzip, compress"])
+def test_a_compression_that_was_not_asked_for_is_no_text(site, coding):
+    site.page("/", b"\x0b\x02\x80hello\x03", Content_Encoding=coding)
+    with pytest.raises(CallFailed, match="which was not asked for") as caught:
+        reader_for(site).read(site.url())
+    assert caught.value.kind == "no_result"
+    site.page("/moved", b"\x0b\x02", status=301, Content_Encoding=coding, Location="/oak")
+    site.page("/oak", OAK)
+    assert reader_for(site).read(site.url("/moved")).text == "An oak is a tree."
+
+
+@pytest.mark.parametrize("coding", ["", "identity", "utf-8", "none", "aws-chunked"])
+def test_a_coding_that_is_no_compression_says_nothing(site, coding):
+    site.page("/", OAK, Content_Encoding=coding)
+    assert reader_for(site).read(site.url()).text == "An oak is a tree."
+
+
+def _hint(handler, times):
+    for _ in range(times):
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n")
+
+
+def test_interim_responses_are_passed_over(site):
+    site.page("/oak", OAK)
+    final = site.pages["/oak"]
+    site.pages["/"] = lambda handler: (_hint(handler, 3), final(handler))
+    assert reader_for(site).read(site.url()).text == "An oak is a tree."
+
+
+def _drip_hints(handler):
+    while True:
+        _hint(handler, 1)
+        time.sleep(0.05)
+
+
 def _drip_head(handler):
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
     _drip(handler)
@@ -355,7 +390,9 @@ def _drip(handler, piece=b"a"):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("answer", [_drip_head, _drip_body, _drip_chunks, _drip_nothing])
+@pytest.mark.parametrize(
+    "answer", [_drip_head, _drip_body, _drip_chunks, _drip_nothing, _drip_hints]
+)
 def test_a_server_that_never_ends_meets_the_deadline(site, answer):
     site.pages["/"] = answer
     assert failure_of(reader_for(site, deadline_s=0.5, tries=2), site.url()) == "transient"
