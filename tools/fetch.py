@@ -8,7 +8,7 @@ import string
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import quote, urljoin
 
 import certifi
@@ -120,8 +120,8 @@ class WebReader:
             resolver: looks up host names.
 
         Raises:
-            ToolError: a limit that is not above 0, a bad network or pattern, an unreadable
-                ``ca_file``.
+            ToolError: a limit that is not above 0, no list of ports or networks, a bad network or
+                pattern, an unreadable ``ca_file``.
         """
         check_seconds("web reader", deadline_s=deadline_s, extraction_s=extraction_s)
         check_counts(
@@ -132,6 +132,8 @@ class WebReader:
             extractors=extractors,
         )
         check_rate("web reader", per_second)
+        _check_list("allowed_ports", allowed_ports, int, "[80, 443]")
+        _check_list("allowed_networks", allowed_networks, str, "[10.20.0.0/16]")
         self._pace = Pace(per_second)
         self._allowed_ports = frozenset(allowed_ports)
         self._allowed_networks = [_network(text) for text in allowed_networks]
@@ -308,6 +310,15 @@ def _content_type(header: str) -> tuple[str, str | None]:
         value.strip(" \"'") for name, _, value in pairs if name.strip().lower() == "charset"
     ]
     return content_type.strip().lower(), charsets[0] if charsets else None
+
+
+def _check_list(name: str, values: object, kind: type, example: str) -> None:
+    if (
+        isinstance(values, str)
+        or not isinstance(values, Collection)
+        or not all(isinstance(each, kind) for each in values)
+    ):
+        raise ToolError(f"web reader: {name}: write a list such as {example}, found {values!r:.80}")
 
 
 def _network(text: str) -> Network:
