@@ -22,6 +22,9 @@ __all__ = ["exchange"]
 _CHUNK = 65536
 _BROKEN = (OSError, HTTPError, http.client.HTTPException, ValueError)
 """ValueError is urllib3's for a chunk of negative length."""
+_LASTING = (ssl.SSLError, DecodeError)
+"""The next try would meet the same, but for a connection that was cut short."""
+_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 class _PinnedHTTP(HTTPConnection):
@@ -65,7 +68,8 @@ def exchange(
 
     Raises:
         CallFailed: transient: no connection, a broken one, or out of time; no_result: a wrong
-            certificate, or a page whose body cannot be decompressed.
+            certificate, a server that speaks no TLS as of today, or a page whose body cannot be
+            decompressed.
     """
     host, port = address.host, address.port
     connection: _PinnedHTTP | _PinnedHTTPS = _PinnedHTTP(host, port, timeout=deadline.left())
@@ -83,12 +87,12 @@ def exchange(
                 reason = f"the page is compressed as {coding}, which was not asked for"
                 raise CallFailed("no_result", f"{address.host}: {reason}")
             body = _read(response, max_bytes)
-        except (ssl.CertificateError, DecodeError) as error:
-            raise CallFailed("no_result", f"{address.host}: {_one_line(error)}") from error
         except _BROKEN as error:
             if deadline.passed:
                 raise deadline.missed() from error
-            raise CallFailed("transient", f"{address.host}: {_one_line(error)}") from error
+            lasting = isinstance(error, _LASTING) and not isinstance(error, _CUT_SHORT)
+            kind = "no_result" if lasting else "transient"
+            raise CallFailed(kind, f"{address.host}: {_one_line(error)}") from error
     if deadline.passed:
         raise deadline.missed()
     names = {name.lower(): value for name, value in response.headers.items()}

@@ -5,6 +5,7 @@ import ssl
 import threading
 import time
 import tracemalloc
+import warnings
 import zlib
 
 import pytest
@@ -565,6 +566,34 @@ def test_https_checks_the_certificate_of_the_name(authority, tmp_path):
         assert failure_of(reader, url.replace("oak", "fir")) == "no_result"
         assert failure_of(reader_for(site, **options), url) == "no_result"
         assert site.requests["/"] == 1
+
+
+def test_a_server_of_outdated_tls_or_none_is_no_outage(authority):
+    context, _ = _https(authority, "oak.example")
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+        context.minimum_version = ssl.TLSVersion.TLSv1
+    for tls in (context, None):
+        with serving(tls) as site:
+            url = f"https://127.0.0.1:{site.port}/"
+            assert failure_of(reader_for(site, tries=2), url) == "no_result"
+
+
+def test_a_tls_connection_that_is_closed_is_transient():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def close():
+            connection, _ = server.accept()
+            connection.recv(65536)
+            connection.close()
+
+        threading.Thread(target=close, daemon=True).start()
+        reader = WebReader(
+            allowed_ports=[port], allowed_networks=LOCAL, tries=1, respect_robots=False
+        )
+        assert failure_of(reader, f"https://127.0.0.1:{port}/") == "transient"
 
 
 def test_a_tls_handshake_that_never_ends_meets_the_deadline():
