@@ -294,7 +294,7 @@ def _check_status(address: WebAddress, status: int) -> None:
     message = f"{address.host}: status {status}"
     if status == 429:
         raise CallFailed("rate_limit", message)
-    if status >= 500 or status in (408, 425):
+    if 500 <= status < 600 or status in (408, 425):  # LinkedIn denies with 999
         raise CallFailed("transient", message)
     raise CallFailed("no_result", message)
 

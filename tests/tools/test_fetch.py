@@ -117,6 +117,7 @@ def test_pages_without_readable_text_are_no_result(site, content_type, body):
         (429, "rate_limit"),
         (500, "transient"),
         (503, "transient"),
+        (999, "no_result"),
     ],
 )
 def test_what_a_status_means(site, status, kind):
@@ -472,7 +473,8 @@ def test_robots_are_respected(site):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(404, None), (403, None), (500, "transient"), (429, "transient")]
+    ("status", "kind"),
+    [(404, None), (403, None), (999, None), (500, "transient"), (429, "transient")],
 )
 def test_robots_that_cannot_be_read(site, status, kind):
     site.page("/robots.txt", b"User-agent: *\nDisallow: /", "text/plain", status=status)
