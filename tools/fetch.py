@@ -24,7 +24,7 @@ from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
 from tools.addresses import Network, WebAddress, literal_address, parse_address, public_addresses
 from tools.exchange import exchange
-from tools.html import clean_text, decode_page
+from tools.html import clean_text, decode_page, is_binary
 from tools.html_pool import HtmlPool
 from tools.robots import RobotRules
 
@@ -37,12 +37,12 @@ _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _FIRST_BACKOFF_S = 0.5
 _HEADERS = {
-    "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8, application/json;q=0.5",
+    "Accept": "text/html, application/xhtml+xml, text/*;q=0.8, application/json;q=0.5",
     "Accept-Encoding": "gzip, deflate",
     "Connection": "close",
 }
 _HTML = frozenset(("text/html", "application/xhtml+xml"))
-_PLAIN = frozenset(("text/plain", "text/markdown", "application/json"))
+_OTHER_TEXT = frozenset(("application/xhtml+xml", "application/json"))
 _LASTING = frozenset(("bad_arguments", "no_result"))
 """Failures that are what this page is, and recorded as such."""
 _UNKNOWN_HOST = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
@@ -260,10 +260,12 @@ class WebReader:
         """Title and text of an answer."""
         _check_status(address, reply.status)
         content_type, charset = _content_type(reply.headers.get("content-type", ""))
-        if content_type not in _HTML | _PLAIN:
+        if not content_type.startswith("text/") and content_type not in _OTHER_TEXT:
             shown = content_type[:80] or "of no stated type"
             raise CallFailed("no_result", f"{address.host}: the page is not text but {shown}")
         title, text = "", decode_page(reply.body, charset)
+        if is_binary(text):
+            raise CallFailed("no_result", f"{address.host}: the page is a binary file, not text")
         if content_type in _HTML:
             title, text = self._pool.text(text, address.url, self._include_links, deadline)
         text = clean_text(text)

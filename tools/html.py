@@ -1,11 +1,11 @@
-"""Bytes of a page to text that is safe to show: charset, and characters nobody sees."""
+"""Bytes of a page to text that is safe to show: charset, no text at all, unseen characters."""
 
 import codecs
 import re
 
 from tools.charsets import codec_of
 
-__all__ = ["clean_text", "decode_page"]
+__all__ = ["clean_text", "decode_page", "is_binary"]
 
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -14,6 +14,10 @@ _BYTE_ORDER_MARKS = (
 )
 _META_CHARSET = re.compile(rb"""<meta[^>]{0,512}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.+-]{1,40})""")
 _META_BYTES = 2048
+
+_HEAD_CHARACTERS = 4096
+_BINARY = re.compile("[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+"""Controls that no text has many of (WHATWG MIME Sniffing, section 3, calls them binary data)."""
 
 _LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _UNSEEN = re.compile(
@@ -68,3 +72,12 @@ def decode_page(body: bytes, declared: str | None) -> str:
     except UnicodeDecodeError as error:
         cut_inside = error.end == len(body) and error.reason == "unexpected end of data"
         return body.decode("utf-8" if cut_inside else "cp1252", "replace")
+
+
+def is_binary(text: str) -> bool:
+    r"""Whether decoded bytes were no text: an image or an archive, a PDF, or still compressed.
+
+    Example: ``is_binary("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x02\x03\x08\x06")``
+    """
+    head = text[:_HEAD_CHARACTERS]
+    return head.startswith("%PDF-") or len(_BINARY.findall(head)) > 2 + len(head) / 100

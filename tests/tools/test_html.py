@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tools.html_worker
 from graphpo_agent.net.deadline import Deadline
 from graphpo_agent.net.failures import CallFailed
-from tools.html import clean_text, decode_page
+from tools.html import clean_text, decode_page, is_binary
 from tools.html_pool import HtmlPool
 
 HOSTILE = "<p " + " ".join(f"a{n}=1" for n in range(200_000)) + ">x</p>"
@@ -219,3 +219,20 @@ def test_charsets(body, declared, expected):
 @given(st.binary(max_size=200), st.text(max_size=12) | st.sampled_from(["utf-7", "idna", "hex"]))
 def test_any_bytes_are_text(body, declared):
     assert isinstance(decode_page(body, declared), str)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\x07",
+        "An oak\x0b\x02.",
+        "a\tb\r\n\x0c",
+        "\0o\0a\0k",
+        "\x1b[1moak\x1b[0m" * 99,
+        "\ufffd" * 99,
+    ],
+)
+def test_a_stray_control_makes_no_text_binary(text):
+    assert not is_binary(text)
+    assert is_binary(text + "\x01\x02\x03" * 100)
