@@ -66,7 +66,8 @@ class WebReader:
     request and at each redirect, must be public, and the connection goes to an address that was
     checked. No cookies, credentials or proxies. Bytes (after decompression), time and content
     types are limited; HTML is read in processes that can be killed; sites' robots.txt is
-    respected. The text has no characters that cannot be seen.
+    respected. A ``<meta>`` that leads on within 5 seconds is a redirect. The text has no characters
+    that cannot be seen.
 
     A page that fails for a passing reason is tried again while there is time; at most ``per_host``
     requests to one host run at once. Safe to use from several threads.
@@ -204,8 +205,7 @@ class WebReader:
         deadline = Deadline(self._deadline_s)
         for tried in range(1, self._tries + 1):
             try:
-                final, reply = self._follow(address, deadline, self._robots)
-                return final.url, *self._readable(final, reply, deadline)
+                return self._page_once(address, deadline)
             except CallFailed as error:
                 backoff = _FIRST_BACKOFF_S * 2 ** (tried - 1)
                 last = tried == self._tries or deadline.passed or backoff >= deadline.left()
@@ -213,6 +213,18 @@ class WebReader:
                     raise
                 time.sleep(backoff)
         raise AssertionError("there is at least one try")
+
+    def _page_once(self, address: WebAddress, deadline: Deadline) -> tuple[str, str, str]:
+        """A page that leads on at once is a redirect, as in a browser."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            final, reply = self._follow(address, deadline, self._robots)
+            title, text, leads_to = self._readable(final, reply, deadline)
+            address = self._allowed(_joined(final, leads_to)) if leads_to else final
+            if address == final:
+                if not text:
+                    raise CallFailed("no_result", f"{final.host}: the page holds no text")
+                return final.url, title, text
+        raise _too_many_redirects(address)
 
     def _follow(
         self, address: WebAddress, deadline: Deadline, robots: RobotRules | None
@@ -225,7 +237,7 @@ class WebReader:
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
                 return address, reply
             address = self._allowed(_target(address, reply.headers["location"]))
-        raise CallFailed("no_result", f"{address.host}: more than {_MAX_REDIRECTS} redirects")
+        raise _too_many_redirects(address)
 
     def _get(self, address: WebAddress, deadline: Deadline) -> Reply:
         """One request, in the host's turn, to an address that was looked up for it alone."""
@@ -256,22 +268,22 @@ class WebReader:
             raise CallFailed("transient", f"{address.host}: the look-up failed") from error
         return public_addresses(address.host, resolved, self._allowed_networks)
 
-    def _readable(self, address: WebAddress, reply: Reply, deadline: Deadline) -> tuple[str, str]:
-        """Title and text of an answer."""
+    def _readable(
+        self, address: WebAddress, reply: Reply, deadline: Deadline
+    ) -> tuple[str, str, str]:
+        """Title and text of an answer, and where it leads at once; each may be empty."""
         _check_status(address, reply.status)
         content_type, charset = _content_type(reply.headers.get("content-type", ""))
         if not content_type.startswith("text/") and content_type not in _OTHER_TEXT:
             shown = content_type[:80] or "of no stated type"
             raise CallFailed("no_result", f"{address.host}: the page is not text but {shown}")
-        title, text = "", decode_page(reply.body, charset)
+        title, text, leads_to = "", decode_page(reply.body, charset), ""
         if is_binary(text):
             raise CallFailed("no_result", f"{address.host}: the page is a binary file, not text")
         if content_type in _HTML:
-            title, text = self._pool.text(text, address.url, self._include_links, deadline)
-        text = clean_text(text)
-        if not text:
-            raise CallFailed("no_result", f"{address.host}: the page holds no text")
-        return " ".join(clean_text(title).split()), text
+            found = self._pool.text(text, address.url, self._include_links, deadline)
+            title, text, leads_to = found
+        return " ".join(clean_text(title).split()), clean_text(text), leads_to
 
 
 def _target(address: WebAddress, location: str) -> str:
@@ -284,10 +296,19 @@ def _target(address: WebAddress, location: str) -> str:
         written = sent.decode()
     except UnicodeDecodeError:
         written = quote(sent, safe=string.punctuation)
+    return _joined(address, written)
+
+
+def _joined(address: WebAddress, written: str) -> str:
+    """A page's address as another one writes it."""
     try:
         return urljoin(address.url, written.replace(" ", "%20"))
     except ValueError as error:
         raise CallFailed("bad_arguments", f"{address.host}: a redirect to nowhere") from error
+
+
+def _too_many_redirects(address: WebAddress) -> CallFailed:
+    return CallFailed("no_result", f"{address.host}: more than {_MAX_REDIRECTS} redirects")
 
 
 def _check_status(address: WebAddress, status: int) -> None:

@@ -257,6 +257,25 @@ def test_redirects_are_read_as_a_browser_does(site, location, path):
     assert reader_for(site).read(site.url("/hop")).text == "An oak is a tree."
 
 
+def test_a_page_that_leads_on_at_once_is_a_redirect(site):
+    def leading(to):
+        return f'<meta http-equiv="refresh" content="0; url={to}"><p>Wait.'.encode()
+
+    site.page("/", leading("/trees/moved"), HTML)
+    site.page("/trees/moved", b"", status=302, Location="/trees/")
+    site.page("/trees/", leading("the oak"), HTML)
+    site.page("/trees/the%20oak", OAK_HTML, HTML)
+    document = reader_for(site).read(site.url())
+    assert document.contents == '"Oak"\nAn oak is a tree.'
+    site.page("/loop", leading("/pool"), HTML)
+    site.page("/pool", leading("/loop"), HTML)
+    assert failure_of(reader_for(site), site.url("/loop")) == "no_result"
+    site.page("/self", leading("/self"), HTML)
+    assert reader_for(site).read(site.url("/self")).text == "Wait."
+    site.page("/out", leading("http://127.0.0.2:1/"), HTML)
+    assert failure_of(reader_for(site), site.url("/out")) == "bad_arguments"
+
+
 def test_a_redirect_may_lead_to_a_name_in_any_script(site):
     site.page("/", b"", status=302, Location="http://b\xc3\xbccher.example/")
     asked = []

@@ -40,7 +40,7 @@ def text_of(pool, html, links=False):
 
 
 def test_a_page_becomes_its_title_and_what_a_reader_sees(pool):
-    title, text = text_of(pool, PAGE)
+    title, text, _ = text_of(pool, PAGE)
     assert title == "The Oak & the Fir"
     for shown in ("five hundred species", "Quercus robur", "40 m", "- acorns", "leaves", "autumn"):
         assert shown in text
@@ -79,12 +79,30 @@ def test_links_are_kept_on_request_with_whole_addresses(pool):
     "html", ["", " ", "<!-- -->", "\0", "<html></html>", "<p></p>", "<?xml version='1.0'?>"]
 )
 def test_a_page_of_nothing_is_empty(pool, html):
-    assert text_of(pool, html) == ("", "")
+    assert text_of(pool, html) == ("", "", "")
 
 
 def test_short_and_declared_pages_are_read(pool):
     xhtml = '<?xml version="1.0" encoding="latin-1"?><html><body><p>Grün</p></body></html>'
-    assert text_of(pool, xhtml) == ("", "Grün")
+    assert text_of(pool, xhtml) == ("", "Grün", "")
+
+
+@pytest.mark.parametrize(
+    ("meta", "leads_to"),
+    [
+        ('<meta http-equiv="refresh" content="0; url=/en/">', "/en/"),
+        ("<META HTTP-EQUIV=Refresh CONTENT=\"5;URL='https://e.org/a b'\">", "https://e.org/a b"),
+        ('<meta http-equiv="refresh" content=" 0.5 , /en/ ">', "/en/"),
+        ('<meta http-equiv="refresh" content="300; url=/en/">', ""),
+        ('<meta http-equiv="refresh" content="0">', ""),
+        ('<meta http-equiv="refresh" content="0; url=">', ""),
+        ('<meta name="refresh" content="0; url=/en/">', ""),
+        ('<noscript><meta http-equiv="refresh" content="0; url=/en/"></noscript>', ""),
+    ],
+)
+def test_where_a_page_leads_at_once(pool, meta, leads_to):
+    html = f"<html><head>{meta}</head><body><p>An oak</body></html>"
+    assert text_of(pool, html) == ("", "An oak", leads_to)
 
 
 def test_a_hostile_page_is_killed_while_other_pages_go_on():
