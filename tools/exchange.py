@@ -13,6 +13,7 @@ from urllib3.response import BaseHTTPResponse
 from graphpo_agent.net.alarm import alarm
 from graphpo_agent.net.deadline import Deadline
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.http_message import FinalResponse, unreadable_coding
 from graphpo_agent.net.reply import Reply
 from tools.addresses import WebAddress
 
@@ -21,11 +22,15 @@ __all__ = ["exchange"]
 _CHUNK = 65536
 _BROKEN = (OSError, HTTPError, http.client.HTTPException, ValueError)
 """ValueError is urllib3's for a chunk of negative length."""
+_LASTING = (ssl.SSLError, DecodeError)
+"""The next try would meet the same, but for a connection that was cut short."""
+_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 class _PinnedHTTP(HTTPConnection):
     """Talks through the socket it is given; the host name serves the Host header only."""
 
+    response_class = FinalResponse
     open_socket: Callable[[], socket.socket]
 
     def _new_conn(self) -> socket.socket:
@@ -35,6 +40,7 @@ class _PinnedHTTP(HTTPConnection):
 class _PinnedHTTPS(HTTPSConnection):
     """As ``_PinnedHTTP``; the host name also serves SNI and the certificate check."""
 
+    response_class = FinalResponse
     open_socket: Callable[[], socket.socket]
 
     def _new_conn(self) -> socket.socket:
@@ -62,7 +68,8 @@ def exchange(
 
     Raises:
         CallFailed: transient: no connection, a broken one, or out of time; no_result: a wrong
-            certificate or a body that cannot be decompressed.
+            certificate, a server that speaks no TLS as of today, or a page whose body cannot be
+            decompressed.
     """
     host, port = address.host, address.port
     connection: _PinnedHTTP | _PinnedHTTPS = _PinnedHTTP(host, port, timeout=deadline.left())
@@ -75,13 +82,17 @@ def exchange(
             connection.request("GET", address.target, headers=dict(headers), preload_content=False)
             response = connection.getresponse()
             stack.callback(response.close)
+            coding = unreadable_coding(response.headers)
+            if coding is not None and response.status < 300:
+                reason = f"the page is compressed as {coding}, which was not asked for"
+                raise CallFailed("no_result", f"{address.host}: {reason}")
             body = _read(response, max_bytes)
-        except (ssl.CertificateError, DecodeError) as error:
-            raise CallFailed("no_result", f"{address.host}: {_one_line(error)}") from error
         except _BROKEN as error:
             if deadline.passed:
                 raise deadline.missed() from error
-            raise CallFailed("transient", f"{address.host}: {_one_line(error)}") from error
+            lasting = isinstance(error, _LASTING) and not isinstance(error, _CUT_SHORT)
+            kind = "no_result" if lasting else "transient"
+            raise CallFailed(kind, f"{address.host}: {_one_line(error)}") from error
     if deadline.passed:
         raise deadline.missed()
     names = {name.lower(): value for name, value in response.headers.items()}

@@ -8,7 +8,7 @@ import string
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import quote, urljoin
 
 import certifi
@@ -24,7 +24,7 @@ from graphpo_agent.net.store import CallStore, request_key
 from graphpo_agent.types import Document
 from tools.addresses import Network, WebAddress, literal_address, parse_address, public_addresses
 from tools.exchange import exchange
-from tools.html import clean_text, decode_page
+from tools.html import clean_text, decode_page, is_binary
 from tools.html_pool import HtmlPool
 from tools.robots import RobotRules
 
@@ -37,12 +37,12 @@ _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _FIRST_BACKOFF_S = 0.5
 _HEADERS = {
-    "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8, application/json;q=0.5",
+    "Accept": "text/html, application/xhtml+xml, text/*;q=0.8, application/json;q=0.5",
     "Accept-Encoding": "gzip, deflate",
     "Connection": "close",
 }
 _HTML = frozenset(("text/html", "application/xhtml+xml"))
-_PLAIN = frozenset(("text/plain", "text/markdown", "application/json"))
+_OTHER_TEXT = frozenset(("application/xhtml+xml", "application/json"))
 _LASTING = frozenset(("bad_arguments", "no_result"))
 """Failures that are what this page is, and recorded as such."""
 _UNKNOWN_HOST = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
@@ -66,7 +66,8 @@ class WebReader:
     request and at each redirect, must be public, and the connection goes to an address that was
     checked. No cookies, credentials or proxies. Bytes (after decompression), time and content
     types are limited; HTML is read in processes that can be killed; sites' robots.txt is
-    respected. The text has no characters that cannot be seen.
+    respected. A ``<meta>`` that leads on within 5 seconds is a redirect. The text has no characters
+    that cannot be seen.
 
     A page that fails for a passing reason is tried again while there is time; at most ``per_host``
     requests to one host run at once. Safe to use from several threads.
@@ -120,8 +121,8 @@ class WebReader:
             resolver: looks up host names.
 
         Raises:
-            ToolError: a limit that is not above 0, a bad network or pattern, an unreadable
-                ``ca_file``.
+            ToolError: a limit that is not above 0, no list of ports or networks, a bad network or
+                pattern, an unreadable ``ca_file``.
         """
         check_seconds("web reader", deadline_s=deadline_s, extraction_s=extraction_s)
         check_counts(
@@ -132,6 +133,8 @@ class WebReader:
             extractors=extractors,
         )
         check_rate("web reader", per_second)
+        _check_list("allowed_ports", allowed_ports, int, "[80, 443]")
+        _check_list("allowed_networks", allowed_networks, str, "[10.20.0.0/16]")
         self._pace = Pace(per_second)
         self._allowed_ports = frozenset(allowed_ports)
         self._allowed_networks = [_network(text) for text in allowed_networks]
@@ -202,8 +205,7 @@ class WebReader:
         deadline = Deadline(self._deadline_s)
         for tried in range(1, self._tries + 1):
             try:
-                final, reply = self._follow(address, deadline, self._robots)
-                return final.url, *self._readable(final, reply, deadline)
+                return self._page_once(address, deadline)
             except CallFailed as error:
                 backoff = _FIRST_BACKOFF_S * 2 ** (tried - 1)
                 last = tried == self._tries or deadline.passed or backoff >= deadline.left()
@@ -211,6 +213,18 @@ class WebReader:
                     raise
                 time.sleep(backoff)
         raise AssertionError("there is at least one try")
+
+    def _page_once(self, address: WebAddress, deadline: Deadline) -> tuple[str, str, str]:
+        """A page that leads on at once is a redirect, as in a browser."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            final, reply = self._follow(address, deadline, self._robots)
+            title, text, leads_to = self._readable(final, reply, deadline)
+            address = self._allowed(_joined(final, leads_to)) if leads_to else final
+            if address == final:
+                if not text:
+                    raise CallFailed("no_result", f"{final.host}: the page holds no text")
+                return final.url, title, text
+        raise _too_many_redirects(address)
 
     def _follow(
         self, address: WebAddress, deadline: Deadline, robots: RobotRules | None
@@ -223,7 +237,7 @@ class WebReader:
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
                 return address, reply
             address = self._allowed(_target(address, reply.headers["location"]))
-        raise CallFailed("no_result", f"{address.host}: more than {_MAX_REDIRECTS} redirects")
+        raise _too_many_redirects(address)
 
     def _get(self, address: WebAddress, deadline: Deadline) -> Reply:
         """One request, in the host's turn, to an address that was looked up for it alone."""
@@ -254,20 +268,22 @@ class WebReader:
             raise CallFailed("transient", f"{address.host}: the look-up failed") from error
         return public_addresses(address.host, resolved, self._allowed_networks)
 
-    def _readable(self, address: WebAddress, reply: Reply, deadline: Deadline) -> tuple[str, str]:
-        """Title and text of an answer."""
+    def _readable(
+        self, address: WebAddress, reply: Reply, deadline: Deadline
+    ) -> tuple[str, str, str]:
+        """Title and text of an answer, and where it leads at once; each may be empty."""
         _check_status(address, reply.status)
         content_type, charset = _content_type(reply.headers.get("content-type", ""))
-        if content_type not in _HTML | _PLAIN:
+        if not content_type.startswith("text/") and content_type not in _OTHER_TEXT:
             shown = content_type[:80] or "of no stated type"
             raise CallFailed("no_result", f"{address.host}: the page is not text but {shown}")
-        title, text = "", decode_page(reply.body, charset)
+        title, text, leads_to = "", decode_page(reply.body, charset), ""
+        if is_binary(text):
+            raise CallFailed("no_result", f"{address.host}: the page is a binary file, not text")
         if content_type in _HTML:
-            title, text = self._pool.text(text, address.url, self._include_links, deadline)
-        text = clean_text(text)
-        if not text:
-            raise CallFailed("no_result", f"{address.host}: the page holds no text")
-        return " ".join(clean_text(title).split()), text
+            found = self._pool.text(text, address.url, self._include_links, deadline)
+            title, text, leads_to = found
+        return " ".join(clean_text(title).split()), clean_text(text), leads_to
 
 
 def _target(address: WebAddress, location: str) -> str:
@@ -280,10 +296,19 @@ def _target(address: WebAddress, location: str) -> str:
         written = sent.decode()
     except UnicodeDecodeError:
         written = quote(sent, safe=string.punctuation)
+    return _joined(address, written)
+
+
+def _joined(address: WebAddress, written: str) -> str:
+    """A page's address as another one writes it."""
     try:
         return urljoin(address.url, written.replace(" ", "%20"))
     except ValueError as error:
         raise CallFailed("bad_arguments", f"{address.host}: a redirect to nowhere") from error
+
+
+def _too_many_redirects(address: WebAddress) -> CallFailed:
+    return CallFailed("no_result", f"{address.host}: more than {_MAX_REDIRECTS} redirects")
 
 
 def _check_status(address: WebAddress, status: int) -> None:
@@ -292,7 +317,7 @@ def _check_status(address: WebAddress, status: int) -> None:
     message = f"{address.host}: status {status}"
     if status == 429:
         raise CallFailed("rate_limit", message)
-    if status >= 500 or status in (408, 425):
+    if 500 <= status < 600 or status in (408, 425):  # LinkedIn denies with 999
         raise CallFailed("transient", message)
     raise CallFailed("no_result", message)
 
@@ -308,6 +333,15 @@ def _content_type(header: str) -> tuple[str, str | None]:
         value.strip(" \"'") for name, _, value in pairs if name.strip().lower() == "charset"
     ]
     return content_type.strip().lower(), charsets[0] if charsets else None
+
+
+def _check_list(name: str, values: object, kind: type, example: str) -> None:
+    if (
+        isinstance(values, str)
+        or not isinstance(values, Collection)
+        or not all(isinstance(each, kind) for each in values)
+    ):
+        raise ToolError(f"web reader: {name}: write a list such as {example}, found {values!r:.80}")
 
 
 def _network(text: str) -> Network:

@@ -1,9 +1,11 @@
-"""Bytes of a page to text that is safe to show: charset, and characters nobody sees."""
+"""Bytes of a page to text that is safe to show: charset, no text at all, unseen characters."""
 
 import codecs
 import re
 
-__all__ = ["clean_text", "decode_page"]
+from tools.charsets import codec_of
+
+__all__ = ["clean_text", "decode_page", "is_binary"]
 
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -13,36 +15,9 @@ _BYTE_ORDER_MARKS = (
 _META_CHARSET = re.compile(rb"""<meta[^>]{0,512}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.+-]{1,40})""")
 _META_BYTES = 2048
 
-_WIDENED = {
-    "ascii": "cp1252",
-    "iso8859-1": "cp1252",
-    "gb2312": "gb18030",
-    "gbk": "gb18030",
-    "shift_jis": "cp932",
-    "euc_kr": "cp949",
-    "tis-620": "cp874",
-    "iso8859-9": "cp1254",
-    "iso8859-11": "cp874",
-    "utf-16": "utf-16-le",
-}
-"""What the web calls by the name of a smaller character set (WHATWG Encoding, section 4.2)."""
-_WEB_NAMES = {
-    "iso-8859-8-i": "iso8859-8",
-    "windows-31j": "cp932",
-    "windows-874": "cp874",
-    "windows-949": "cp949",
-}
-"""Names of that section that Python does not know; those with ``x-`` it knows without."""
-_CHARSETS = frozenset(
-    (
-        *("utf-8", "utf-16-le", "utf-16-be", "gb18030", "big5", "big5hkscs"),
-        *("euc_jp", "cp932", "iso2022_jp", "cp949", "cp874"),
-        *("koi8-r", "koi8-u", "cp866", "mac-roman", "mac-cyrillic"),
-        *(f"cp125{n}" for n in range(9)),
-        *(f"iso8859-{n}" for n in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)),
-    )
-)
-"""Codecs of text, by Python's names; the others (zip, punycode, ...) are slow or explode."""
+_HEAD_CHARACTERS = 4096
+_BINARY = re.compile("[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+"""Controls that no text has many of (WHATWG MIME Sniffing, section 3, calls them binary data)."""
 
 _LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _UNSEEN = re.compile(
@@ -86,9 +61,9 @@ def decode_page(body: bytes, declared: str | None) -> str:
         if body.startswith(mark):
             return body[len(mark) :].decode(charset, "replace")
     meta = _META_CHARSET.search(body[:_META_BYTES].lower())
-    stated = _charset(declared) if declared else None
+    stated = codec_of(declared) if declared else None
     if stated is None and meta is not None:
-        stated = _charset(meta[1].decode("ascii"))
+        stated = codec_of(meta[1].decode("ascii"))
         stated = "utf-8" if stated in ("utf-16-le", "utf-16-be") else stated
     if stated is not None:
         return body.decode(stated, "replace")
@@ -99,12 +74,10 @@ def decode_page(body: bytes, declared: str | None) -> str:
         return body.decode("utf-8" if cut_inside else "cp1252", "replace")
 
 
-def _charset(label: str) -> str | None:
-    """The codec of a charset name, where it is one of text."""
-    label = label.strip().lower().removeprefix("x-")
-    try:
-        name = codecs.lookup(_WEB_NAMES.get(label, label)).name
-    except (LookupError, ValueError):
-        return None
-    name = _WIDENED.get(name, name)
-    return name if name in _CHARSETS else None
+def is_binary(text: str) -> bool:
+    r"""Whether decoded bytes were no text: an image or an archive, a PDF, or still compressed.
+
+    Example: ``is_binary("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x02\x03\x08\x06")``
+    """
+    head = text[:_HEAD_CHARACTERS]
+    return head.startswith("%PDF-") or len(_BINARY.findall(head)) > 2 + len(head) / 100

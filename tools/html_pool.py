@@ -21,7 +21,7 @@ class HtmlPool:
 
         HtmlPool(workers=2, seconds=10.0).text("<title>Oak</title><p>a tree", "https://e.org/",
                                                links=False, deadline=Deadline(30.0))
-        # ("Oak", "a tree")
+        # ("Oak", "a tree", "")
     """
 
     def __init__(self, workers: int, seconds: float) -> None:
@@ -31,8 +31,8 @@ class HtmlPool:
             _WORKER, workers, purpose="pages cannot be read", needs="trafilatura lxml_html_clean"
         )
 
-    def text(self, html: str, url: str, links: bool, deadline: Deadline) -> tuple[str, str]:
-        """Title and text of a page.
+    def text(self, html: str, url: str, links: bool, deadline: Deadline) -> tuple[str, str, str]:
+        """Title and text of a page, and where it leads at once; empty: nowhere.
 
         Args:
             html: the page.
@@ -49,4 +49,4 @@ class HtmlPool:
         answer = self._pool.ask(request, self._seconds, deadline)
         if answer is None:
             raise CallFailed("no_result", f"{url}: the page is too complex to be read")
-        return answer["title"], answer["text"]
+        return answer["title"], answer["text"], answer["leads_to"]

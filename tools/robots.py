@@ -98,7 +98,7 @@ class RobotRules:
 def _robots_txt(address: WebAddress, fetch: Callable[[WebAddress], Reply]) -> str:
     """What a site says; one that has no robots.txt allows everything (section 2.3.1.3)."""
     reply = fetch(WebAddress(address.scheme, address.host, address.port, "/robots.txt"))
-    if reply.status >= 500 or reply.status == 429:
+    if 500 <= reply.status < 600 or reply.status == 429:
         raise CallFailed("transient", f"{address.host}: robots.txt: status {reply.status}")
     return reply.body[:_MAX_BYTES].decode("utf-8-sig", "replace") if reply.status < 300 else ""
 

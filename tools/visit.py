@@ -21,6 +21,7 @@ __all__ = ["VisitTool"]
 _KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 """What is the least the policy's fault comes last."""
 _SHOWN_CHARACTERS = 200
+_TITLE_CHARACTERS = 500
 
 _Asked = tuple[str, str]
 """An address and the goal it is read for; the goal is empty where pages are shown whole."""
@@ -89,7 +90,8 @@ class VisitTool:
             reader: fetches a page.
             extractor: shortens a page to what a goal needs; None: pages are shown whole.
             max_urls: of one call.
-            max_characters: of one page's text; what is beyond is cut off.
+            max_characters: of one page's text; what is beyond is cut off, as it is from a title
+                of more than 500.
             deadline_s: seconds for one page from the moment when its turn has come, and again for
                 what each goal takes from it; a page that took longer failed. So did one whose turn
                 does not come while no page at all ends for so long.
@@ -210,7 +212,7 @@ class VisitTool:
                 return error
             text = text if evidence is None else evidence.text
             identifier += f" for {goal}"
-        shown = f"{page.title}\n{text[: self._max_characters]}"
+        shown = f"{page.title[:_TITLE_CHARACTERS]}\n{text[: self._max_characters]}"
         return replace(page, id=identifier, contents=shown)
 
 

@@ -84,11 +84,25 @@ class OpenAIChat:
         }
         body = {name: value for name, value in fields.items() if value is not None}
         choice = self._service.call("POST", self._url, body=body).json()["choices"][0]
-        content = choice["message"].get("content")
-        if not isinstance(content, str):
+        said = _text(choice["message"].get("content"))
+        if said is None:
             reason = choice.get("finish_reason")
             raise CallFailed("no_result", f"chat model {self._model} said nothing ({reason})")
-        return content
+        return said
+
+
+def _text(content: Any) -> str | None:
+    """What a message says, of its parts those that are text and no thoughts; None: nothing."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts: list[str] = []
+    for part in content:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                pass
+    return "".join(texts) if texts else None
 
 
 def without_thinking(reply: str) -> str:

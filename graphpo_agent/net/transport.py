@@ -19,6 +19,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from graphpo_agent.net.alarm import alarm
+from graphpo_agent.net.http_message import FinalResponse, unreadable_coding
 from graphpo_agent.net.reply import Reply, Verdict
 
 __all__ = ["Broken", "Session", "exchange"]
@@ -41,8 +42,8 @@ class Broken:
     """
 
     verdict: Verdict
-    """``transient`` (refused, reset, cut short, too slow), ``no_result`` (too large) or
-    ``configuration`` (a certificate that is not trusted here)."""
+    """``transient`` (refused, reset, cut short, too slow, compressed otherwise than asked for),
+    ``no_result`` (too large) or ``configuration`` (a certificate that is not trusted here)."""
     reason: str
     """In one line."""
 
@@ -90,6 +91,8 @@ _watch = _Watch()
 
 class _GuardedConnection(HTTPConnection):
     """Shows its socket to the watchdog, when it is made and when it is used again."""
+
+    response_class = FinalResponse
 
     def connect(self) -> None:
         super().connect()
@@ -194,6 +197,9 @@ def exchange(
 
 def _read(response: requests.Response, max_bytes: int) -> Reply | Broken:
     """The reply, its body decompressed piece by piece."""
+    coding = unreadable_coding(response.headers)
+    if coding is not None and response.status_code < 300:
+        return Broken("transient", f"the reply is compressed as {coding}, which was not asked for")
     body = bytearray()
     for chunk in response.iter_content(_CHUNK_BYTES):
         body += chunk

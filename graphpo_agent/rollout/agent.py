@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -24,6 +25,7 @@ from graphpo_agent.rollout.path import (
     out_of_budget,
     room_left,
 )
+from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.types import (
     NO_PREFIX,
     Completion,
@@ -91,6 +93,9 @@ class TurnExpander:
     * the last allowed turn without an answer: terminal, ``out_of_turns``; its call is not run;
     * no room for another token after the turn, or after the observation (which is then left
       out): terminal, ``out_of_length``.
+
+    A turn ends with the closing tag of its action; one that is a part of a call, such as an
+    ``</answer>`` in its code, does not end it.
 
     Equal calls of one rollout are made once; ``Step.tool_calls`` is 1 where one was made and 0
     where its result was known, so that its sum counts the calls made.
@@ -182,20 +187,27 @@ class TurnExpander:
             limited(SampleRequest(state.context, seed, most, stop=self._dialect.stop), limit)
             for state, seed, most in zip(states, seeds, full, strict=True)
         ]
-        turns: list[Any] = [None] * len(states)
+        turns: dict[int, _Turn] = {}
+        called: dict[int, tuple[Awaitable[ToolResult], bool]] = {}
 
-        def drawn(place: int, completion: Completion) -> None:
+        def drawn(places: Sequence[int], k: int, completion: Completion) -> None:
             """Read a turn as soon as it is there, so that its tool works while others go on."""
-            cut = out_of_budget(completion, limit, full[place])
-            turn = self._read(policy, states[place], completion, cut)
-            called = None
+            i = places[k]
+            if i in turns:
+                completion = _joined(turns[i].completion, completion)
+            cut = out_of_budget(completion, limit, full[i])
+            turn = turns[i] = self._read(policy, states[i], completion, cut)
             if turn.end is None and isinstance(turn.action, ToolCall):
-                tool = self._tools[turn.action.tool]
-                called = scheduler.call(tool, turn.action.arguments)
-            turns[place] = (turn, called)
+                called[i] = scheduler.call(self._tools[turn.action.tool], turn.action.arguments)
 
-        await scheduler.sample(requests, sampling, drawn)
-        return [await self._answered(policy, turn, called) for turn, called in turns]
+        places = list(range(len(states)))
+        while places:
+            left = [
+                _behind(turns[i].completion, requests[i]) if turns else requests[i] for i in places
+            ]
+            await scheduler.sample(left, sampling, partial(drawn, places))
+            places = [i for i in places if _is_unfinished(turns[i], requests[i])]
+        return [await self._answered(policy, turns[i], called.get(i)) for i in range(len(states))]
 
     async def _answered(
         self, policy: Policy, turn: _Turn, called: tuple[Awaitable[ToolResult], bool] | None
@@ -310,6 +322,32 @@ def check_tools(dialect: Dialect, names: Collection[str]) -> None:
             f"the dialect cannot call {', '.join(unheard)}: it calls "
             f"{', '.join(dialect.tool_names) or 'none'}; leave others out or use another dialect"
         )
+
+
+def _is_unfinished(turn: _Turn, request: SampleRequest) -> bool:
+    """Whether a stop string ended the turn that is a part of the call it stands in."""
+    if turn.completion.finish_reason != "stop" or not isinstance(turn.action, InvalidAction):
+        return False
+    return turn.action.unfinished and len(turn.completion.token_ids) < request.max_new_tokens
+
+
+def _behind(completion: Completion, request: SampleRequest) -> SampleRequest:
+    """What is left of a request, drawn with random numbers of its own."""
+    num_tokens = len(completion.token_ids)
+    return replace(
+        request,
+        context=completion.context,
+        seed=derive_seed(request.seed, num_tokens),
+        max_new_tokens=request.max_new_tokens - num_tokens,
+    )
+
+
+def _joined(completion: Completion, more: Completion) -> Completion:
+    return replace(
+        more,
+        token_ids=completion.token_ids + more.token_ids,
+        logprobs=completion.logprobs + more.logprobs,
+    )
 
 
 def _last_step(turn: _Turn, status: StepStatus, tool_calls: int = 0) -> Step:

@@ -77,7 +77,16 @@ def test_answer_without_a_message_is_tried_again_and_never_stored(tmp_path, stra
         OpenAIChat(server.url, "other", store=strict).reply(ASKED, 5)
 
 
-@pytest.mark.parametrize("content", [None, [{"type": "text", "text": "2"}]])
+THOUGHTS = {"type": "thinking", "thinking": [{"type": "text", "text": "1 and 1"}]}
+
+
+def test_text_in_parts_is_read_without_the_thoughts_beside_it():
+    parts = [THOUGHTS, {"type": "text", "text": "The sum is "}, {"type": "text", "text": "2"}]
+    with serving(always(said(parts))) as server:
+        assert OpenAIChat(server.url, "m").reply(ASKED, 5) == "The sum is 2"
+
+
+@pytest.mark.parametrize("content", [None, [], [THOUGHTS], ["2"], [{"type": "text"}], {}])
 def test_message_without_text_is_a_failed_call(content):
     with (
         serving(always(said(content, "length"))) as server,

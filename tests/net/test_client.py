@@ -173,6 +173,30 @@ def test_unreachable_hosts_are_transient(host):
     assert "Connection(" not in str(caught.value)  # a name that is no user's
 
 
+def test_interim_replies_are_passed_over_on_a_connection_that_is_kept():
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n" * 2
+    final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n42"
+
+    def talk(connection, over):
+        connection.sendall(hints + final)
+        connection.recv(65536)
+        connection.sendall(final)
+
+    with raw_server(talk) as url:
+        service = HttpService("s", limits=QUICK)
+        assert [service.call("GET", url).json() for _ in range(2)] == [42, 42]
+
+
+def test_a_compression_that_was_not_asked_for_is_a_clear_line():
+    packed = answer("oak", Content_Encoding="dcz")
+    with serving(in_turn(packed, answer("oak"))) as server:
+        assert HttpService("s", limits=QUICK).call("GET", server.url).json() == "oak"
+    with serving(in_turn(packed)) as server, pytest.raises(CallFailed) as caught:
+        HttpService("s", limits=QUICK).call("GET", server.url)
+    assert caught.value.kind == "transient"
+    assert "the reply is compressed as dcz, which was not asked for" in str(caught.value)
+
+
 def test_decompressed_size_is_capped():
     bomb = gzip.compress(bytes(50 * 2**20))
     headers = {"Content-Encoding": "gzip"}

@@ -1,5 +1,7 @@
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -443,6 +445,60 @@ def test_a_hermes_path_is_a_conversation_in_the_chat_template():
     ]
     path = [i for step in steps for i in step.token_ids]
     assert steps[-1].state.context.token_ids == (*root.prompt_ids, *path)
+
+
+class Printer:
+    """A tool that says the code it is given."""
+
+    name = "python"
+    description = "Says the code."
+    schema: Mapping[str, Any] = {"type": "object"}
+
+    def run(self, calls):
+        return [ToolResult(call["code"]) for call in calls]
+
+
+CODE = "print('<answer>x</answer>')\nprint('</answer>')"
+
+
+@pytest.mark.parametrize("limit", [400, 90, 30])
+@pytest.mark.parametrize(
+    "call",
+    [
+        json.dumps({"name": "python", "arguments": {"code": CODE}}),
+        f'{{"name": "python", "arguments": {{}}}}\n<code>\n{CODE}\n</code>',
+    ],
+)
+def test_an_answer_tag_in_a_calls_code_does_not_end_the_turn(call, limit):
+    said = bytes_of(f"<tool_call>\n{call}\n</tool_call>")
+    begun: list[int] = []
+    seeds: list[int] = []
+
+    def script(context, seed):
+        begun.append(len(context))
+        seeds.append(seed)
+        return said[len(context) - begun[0] :]
+
+    policy = ScriptedPolicy(script)
+    expander = TurnExpander(
+        dialect=HermesDialect({"python": ToolSignature("python", "", {})}),
+        tools={"python": Printer()},
+        max_turns=2,
+        max_turn_tokens=limit,
+        max_observation_tokens=400,
+        max_response_tokens=4000,
+    )
+    (step,) = expand(expander, policy, [expander.start(policy, TASK)], [7], SAMPLING)
+    num_sampled = sum(step.loss_mask)
+    assert step.token_ids[:num_sampled] == said[:limit]
+    assert len(set(seeds)) == len(seeds)
+    assert not any(math.isnan(p) for p in step.logprobs[:num_sampled])
+    observed = ByteTokenizer().decode(step.token_ids[num_sampled:])
+    if limit == 400:
+        assert step.status == "ok" and len(seeds) == 3
+        assert CODE.replace("<", "‹") in observed
+    else:
+        assert step.status == "invalid_action"
 
 
 def test_an_asearcher_prompt_is_plain_text():

@@ -5,6 +5,7 @@ import ssl
 import threading
 import time
 import tracemalloc
+import warnings
 import zlib
 
 import pytest
@@ -77,6 +78,8 @@ def test_only_honest_headers_are_sent(site, monkeypatch):
         (b"plain \xe2\x80\x8btext\r\n", "text/plain; charset=utf-8", "plain text"),
         ("Grün".encode("latin-1"), 'Text/Plain; Charset="ISO-8859-1"', "Grün"),
         (b'{"a": 1}', "application/json", '{"a": 1}'),
+        (b"tree,height\noak,40", "text/csv", "tree,height\noak,40"),
+        (b"<trees><oak/></trees>", "text/xml", "<trees><oak/></trees>"),
         ("<p>橡树是一种树".encode("gb18030"), "text/html; charset=gb2312", "橡树是一种树"),
         ("<meta charset=koi8-r><p>дуб".encode("koi8-r"), "text/html", "дуб"),
         (b"<html><p>An oak</html>", "application/xhtml+xml", "An oak"),
@@ -94,6 +97,10 @@ def test_content_types_and_charsets_that_are_read(site, body, content_type, expe
         ("image/png", b"\x89PNG"),
         ("application/octet-stream", b"text"),
         (None, b"text"),
+        (HTML, b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<< /Type /Catalog >>\n"),
+        (HTML, gzip.compress(OAK_HTML)),
+        ("text/plain", b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20),
+        ("text/plain", b"PK\x03\x04\x14\x00\x08\x08\x08\x00" + bytes(range(256))),
         (HTML, b""),
         (HTML, b"<script>1</script>"),
         ("text/plain", b" \x00\xe2\x80\x8b "),
@@ -116,6 +123,7 @@ def test_pages_without_readable_text_are_no_result(site, content_type, body):
         (429, "rate_limit"),
         (500, "transient"),
         (503, "transient"),
+        (999, "no_result"),
     ],
 )
 def test_what_a_status_means(site, status, kind):
@@ -249,6 +257,25 @@ def test_redirects_are_read_as_a_browser_does(site, location, path):
     assert reader_for(site).read(site.url("/hop")).text == "An oak is a tree."
 
 
+def test_a_page_that_leads_on_at_once_is_a_redirect(site):
+    def leading(to):
+        return f'<meta http-equiv="refresh" content="0; url={to}"><p>Wait.'.encode()
+
+    site.page("/", leading("/trees/moved"), HTML)
+    site.page("/trees/moved", b"", status=302, Location="/trees/")
+    site.page("/trees/", leading("the oak"), HTML)
+    site.page("/trees/the%20oak", OAK_HTML, HTML)
+    document = reader_for(site).read(site.url())
+    assert document.contents == '"Oak"\nAn oak is a tree.'
+    site.page("/loop", leading("/pool"), HTML)
+    site.page("/pool", leading("/loop"), HTML)
+    assert failure_of(reader_for(site), site.url("/loop")) == "no_result"
+    site.page("/self", leading("/self"), HTML)
+    assert reader_for(site).read(site.url("/self")).text == "Wait."
+    site.page("/out", leading("http://127.0.0.2:1/"), HTML)
+    assert failure_of(reader_for(site), site.url("/out")) == "bad_arguments"
+
+
 def test_a_redirect_may_lead_to_a_name_in_any_script(site):
     site.page("/", b"", status=302, Location="http://b\xc3\xbccher.example/")
     asked = []
@@ -324,6 +351,41 @@ def test_a_broken_compression_is_no_result(site):
     assert failure_of(reader_for(site), site.url()) == "no_result"
 
 
+@pytest.mark.parametrize("coding", ["compress", "DCZ", "gzip, compress"])
+def test_a_compression_that_was_not_asked_for_is_no_text(site, coding):
+    site.page("/", b"\x0b\x02\x80hello\x03", Content_Encoding=coding)
+    with pytest.raises(CallFailed, match="which was not asked for") as caught:
+        reader_for(site).read(site.url())
+    assert caught.value.kind == "no_result"
+    site.page("/moved", b"\x0b\x02", status=301, Content_Encoding=coding, Location="/oak")
+    site.page("/oak", OAK)
+    assert reader_for(site).read(site.url("/moved")).text == "An oak is a tree."
+
+
+@pytest.mark.parametrize("coding", ["", "identity", "utf-8", "none", "aws-chunked"])
+def test_a_coding_that_is_no_compression_says_nothing(site, coding):
+    site.page("/", OAK, Content_Encoding=coding)
+    assert reader_for(site).read(site.url()).text == "An oak is a tree."
+
+
+def _hint(handler, times):
+    for _ in range(times):
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n")
+
+
+def test_interim_responses_are_passed_over(site):
+    site.page("/oak", OAK)
+    final = site.pages["/oak"]
+    site.pages["/"] = lambda handler: (_hint(handler, 3), final(handler))
+    assert reader_for(site).read(site.url()).text == "An oak is a tree."
+
+
+def _drip_hints(handler):
+    while True:
+        _hint(handler, 1)
+        time.sleep(0.05)
+
+
 def _drip_head(handler):
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Drip: ")
     _drip(handler)
@@ -355,7 +417,9 @@ def _drip(handler, piece=b"a"):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("answer", [_drip_head, _drip_body, _drip_chunks, _drip_nothing])
+@pytest.mark.parametrize(
+    "answer", [_drip_head, _drip_body, _drip_chunks, _drip_nothing, _drip_hints]
+)
 def test_a_server_that_never_ends_meets_the_deadline(site, answer):
     site.pages["/"] = answer
     assert failure_of(reader_for(site, deadline_s=0.5, tries=2), site.url()) == "transient"
@@ -434,7 +498,8 @@ def test_robots_are_respected(site):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(404, None), (403, None), (500, "transient"), (429, "transient")]
+    ("status", "kind"),
+    [(404, None), (403, None), (999, None), (500, "transient"), (429, "transient")],
 )
 def test_robots_that_cannot_be_read(site, status, kind):
     site.page("/robots.txt", b"User-agent: *\nDisallow: /", "text/plain", status=status)
@@ -530,6 +595,34 @@ def test_https_checks_the_certificate_of_the_name(authority, tmp_path):
         assert site.requests["/"] == 1
 
 
+def test_a_server_of_outdated_tls_or_none_is_no_outage(authority):
+    context, _ = _https(authority, "oak.example")
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+        context.minimum_version = ssl.TLSVersion.TLSv1
+    for tls in (context, None):
+        with serving(tls) as site:
+            url = f"https://127.0.0.1:{site.port}/"
+            assert failure_of(reader_for(site, tries=2), url) == "no_result"
+
+
+def test_a_tls_connection_that_is_closed_is_transient():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def close():
+            connection, _ = server.accept()
+            connection.recv(65536)
+            connection.close()
+
+        threading.Thread(target=close, daemon=True).start()
+        reader = WebReader(
+            allowed_ports=[port], allowed_networks=LOCAL, tries=1, respect_robots=False
+        )
+        assert failure_of(reader, f"https://127.0.0.1:{port}/") == "transient"
+
+
 def test_a_tls_handshake_that_never_ends_meets_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -550,6 +643,10 @@ def test_a_tls_handshake_that_never_ends_meets_the_deadline():
         {"per_second": 0},
         {"extractors": 0},
         {"extraction_s": float("nan")},
+        {"allowed_ports": 80},
+        {"allowed_ports": "80"},
+        {"allowed_ports": ["80"]},
+        {"allowed_networks": "10.0.0.0/8"},
         {"allowed_networks": ["10.0.0.1/8"]},
         {"allowed_networks": ["intranet"]},
         {"blocked_hosts": ["https://example.org"]},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tools.html_worker
 from graphpo_agent.net.deadline import Deadline
 from graphpo_agent.net.failures import CallFailed
-from tools.html import clean_text, decode_page
+from tools.html import clean_text, decode_page, is_binary
 from tools.html_pool import HtmlPool
 
 HOSTILE = "<p " + " ".join(f"a{n}=1" for n in range(200_000)) + ">x</p>"
@@ -40,7 +40,7 @@ def text_of(pool, html, links=False):
 
 
 def test_a_page_becomes_its_title_and_what_a_reader_sees(pool):
-    title, text = text_of(pool, PAGE)
+    title, text, _ = text_of(pool, PAGE)
     assert title == "The Oak & the Fir"
     for shown in ("five hundred species", "Quercus robur", "40 m", "- acorns", "leaves", "autumn"):
         assert shown in text
@@ -79,12 +79,30 @@ def test_links_are_kept_on_request_with_whole_addresses(pool):
     "html", ["", " ", "<!-- -->", "\0", "<html></html>", "<p></p>", "<?xml version='1.0'?>"]
 )
 def test_a_page_of_nothing_is_empty(pool, html):
-    assert text_of(pool, html) == ("", "")
+    assert text_of(pool, html) == ("", "", "")
 
 
 def test_short_and_declared_pages_are_read(pool):
     xhtml = '<?xml version="1.0" encoding="latin-1"?><html><body><p>Grün</p></body></html>'
-    assert text_of(pool, xhtml) == ("", "Grün")
+    assert text_of(pool, xhtml) == ("", "Grün", "")
+
+
+@pytest.mark.parametrize(
+    ("meta", "leads_to"),
+    [
+        ('<meta http-equiv="refresh" content="0; url=/en/">', "/en/"),
+        ("<META HTTP-EQUIV=Refresh CONTENT=\"5;URL='https://e.org/a b'\">", "https://e.org/a b"),
+        ('<meta http-equiv="refresh" content=" 0.5 , /en/ ">', "/en/"),
+        ('<meta http-equiv="refresh" content="300; url=/en/">', ""),
+        ('<meta http-equiv="refresh" content="0">', ""),
+        ('<meta http-equiv="refresh" content="0; url=">', ""),
+        ('<meta name="refresh" content="0; url=/en/">', ""),
+        ('<noscript><meta http-equiv="refresh" content="0; url=/en/"></noscript>', ""),
+    ],
+)
+def test_where_a_page_leads_at_once(pool, meta, leads_to):
+    html = f"<html><head>{meta}</head><body><p>An oak</body></html>"
+    assert text_of(pool, html) == ("", "An oak", leads_to)
 
 
 def test_a_hostile_page_is_killed_while_other_pages_go_on():
@@ -219,3 +237,20 @@ def test_charsets(body, declared, expected):
 @given(st.binary(max_size=200), st.text(max_size=12) | st.sampled_from(["utf-7", "idna", "hex"]))
 def test_any_bytes_are_text(body, declared):
     assert isinstance(decode_page(body, declared), str)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\x07",
+        "An oak\x0b\x02.",
+        "a\tb\r\n\x0c",
+        "\0o\0a\0k",
+        "\x1b[1moak\x1b[0m" * 99,
+        "\ufffd" * 99,
+    ],
+)
+def test_a_stray_control_makes_no_text_binary(text):
+    assert not is_binary(text)
+    assert is_binary(text + "\x01\x02\x03" * 100)

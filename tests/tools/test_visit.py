@@ -158,6 +158,16 @@ def test_long_pages_are_cut():
     assert result.documents[0].text == "0123"
 
 
+def test_a_title_of_any_length_leaves_room_for_the_text():
+    with serving() as site:
+        site.page("/", b"<title>%b</title><p>An oak is a tree." % (b"Oak " * 9999), "text/html")
+        reader = WebReader(allowed_ports=[site.port], allowed_networks=LOCAL, respect_robots=False)
+        [result] = visit(reader, {"url": site.url()})
+    [page] = result.documents
+    assert page.title.startswith('"Oak Oak') and len(page.title) == 500
+    assert page.text == "An oak is a tree."
+
+
 def test_blocked_pages_are_not_read():
     reader = Pages(a="oak", b="answers")
     [result] = visit(reader, {"url": [A, B]}, blocked_hosts=["b.example"])

@@ -37,9 +37,14 @@ class FinalAnswer:
 
 @dataclass(frozen=True, slots=True)
 class InvalidAction:
-    """The turn holds nothing that can be done; ``reason`` is what the policy is told."""
+    """The turn holds nothing that can be done; ``reason`` is what the policy is told.
+
+    Example: ``InvalidAction("That turn held no action.")``
+    """
 
     reason: str
+    unfinished: bool = False
+    """The text ends inside a call, so that a stop string at its end is a part of that call."""
 
 
 Action = ToolCall | FinalAnswer | InvalidAction
@@ -80,7 +85,7 @@ class Dialect(Protocol):
     tool_names: tuple[str, ...]
     """Every tool that ``parse`` can name."""
     stop: tuple[str, ...]
-    """Strings that complete an action: no token is sampled after one of them."""
+    """Strings that complete an action: no token is sampled after one of them that does."""
 
     def render(self, task: Task) -> Prompt:
         """The prompt of a task, tool schemas included."""

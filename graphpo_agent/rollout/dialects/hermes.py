@@ -4,6 +4,7 @@ Qwen's chat templates, WebDancer and Tongyi DeepResearch write this way.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,16 @@ _NO_ACTION = (
 )
 _NOT_JSON = "That tool call is not valid JSON. Write one object with the keys name and arguments."
 _JSON = json.JSONDecoder(strict=False)
+_FENCE = r"```(?:json)?+\s*+"
+_FENCED = re.compile(_FENCE)
+_CALL_BEGUN = re.compile(rf"<tool_call>\s*+(?:{_FENCE})?+\{{")
+_STRING_OR_CODE = r'"(?:[^"\\]|\\.?)*+(?P<end>"?)|<code>.*+'
+"""A string, to its end or that of the text, or all that follows where code begins."""
+_STRINGS_AND_CODE = re.compile(_STRING_OR_CODE, re.DOTALL)
+_LAST_COMMA = re.compile(
+    rf'(?P<kept>{_STRING_OR_CODE})|(?<=[\w"}}\]])\s*+,(?=\s*+[}}\]])', re.DOTALL
+)
+"""A comma behind the last value of an object or a list; on the way there, what has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +89,11 @@ class HermesDialect:
     r"""JSON tool calls and replies that are messages of the user; a ``Dialect``.
 
     A turn's action is the ``tool_call`` or ``answer`` element that closes first, its content taken
-    from the last opening tag before that close. A call is a JSON object with ``name`` and
-    ``arguments``; code for a tool that takes some may follow it inside ``<code>`` and becomes the
-    argument ``code``. Replies are messages of the user in the chat template.
+    from the last opening tag before that close; in a string or the code of a call an answer's tags
+    are plain text. A call is a JSON object with ``name`` and ``arguments``; code for a tool that
+    takes some may follow it inside ``<code>`` and becomes the argument ``code``. The arguments may
+    also be that object as a string of JSON; a fence around the call (three backticks) and a comma
+    behind a last value are passed over. Replies are messages of the user in the chat template.
 
     Example::
 
@@ -133,9 +146,13 @@ class HermesDialect:
     def parse(self, text: str) -> Action:
         """The action whose closing tag comes first, or what is wrong with the turn."""
         call, answer = first_element(text, "tool_call"), first_element(text, "answer")
+        if answer is not None and _is_inside_call(text[: answer[0]]):
+            answer = None
         if call is not None and (answer is None or call[0] < answer[0]):
             return self._parse_call(call[1])
-        return InvalidAction(_NO_ACTION) if answer is None else FinalAnswer(answer[1])
+        if answer is not None:
+            return FinalAnswer(answer[1])
+        return InvalidAction(_NO_ACTION, unfinished=_is_inside_call(text))
 
     def observation(self, call: ToolCall, result: ToolResult) -> Observation:
         """The documents of a result, or its text where it has none, as a user's message.
@@ -161,23 +178,60 @@ class HermesDialect:
         return Observation("<tool_response>\n", reason, "\n</tool_response>", role="user")
 
     def _parse_call(self, content: str) -> Action:
+        fence = _FENCED.match(content)
         try:
-            value, end = _JSON.raw_decode(content)
+            value, rest = _json_and_rest(content[fence.end() :] if fence else content)
         except (ValueError, RecursionError):
             return InvalidAction(_NOT_JSON)
-        before, _, code = content[end:].partition("<code>")
-        if before.strip():
+        before, _, code = rest.partition("<code>")
+        if before.strip() not in ("", "```" if fence else ""):
             return InvalidAction(_NOT_JSON)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return InvalidAction("A tool call needs the key name, which names a tool.")
-        name, arguments = value["name"], value.get("arguments", {})
+        name, arguments = value["name"], _arguments(value)
         if name not in self.tool_names:
             return InvalidAction(
                 f"There is no tool {self._guard.disarm(name)[:80]!r}. The tools are: "
                 f"{', '.join(self.tool_names)}."
             )
-        if not isinstance(arguments, dict):
+        if arguments is None:
             return InvalidAction("The key arguments of a tool call must hold a JSON object.")
         if code:
-            arguments = {**arguments, "code": code.partition("</code>")[0].strip("\n")}
+            within, closed, _ = code.rpartition("</code>")
+            arguments = {**arguments, "code": (within if closed else code).strip("\n")}
         return ToolCall(name, arguments)
+
+
+def _is_inside_call(text: str) -> bool:
+    """Whether a text ends in a string or in the code of a call that has not closed."""
+    begun = _CALL_BEGUN.match(text, max(0, text.rfind("<tool_call>")))
+    if begun is None or "</tool_call>" in text[begun.end() :]:
+        return False
+    parts = _STRINGS_AND_CODE.finditer(text, begun.end())
+    return any(part["end"] != '"' for part in parts)
+
+
+def _json_and_rest(text: str) -> tuple[Any, str]:
+    """The JSON value that a text begins with, and what is behind it.
+
+    Raises:
+        ValueError, RecursionError: there is none.
+    """
+    try:
+        value, end = _JSON.raw_decode(text)
+    except ValueError:
+        text = _LAST_COMMA.sub(r"\g<kept>", text)
+        value, end = _JSON.raw_decode(text)
+    return value, text[end:]
+
+
+def _arguments(call: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Those of a call, also where they are written as a string of JSON; None: no object."""
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            value, rest = _json_and_rest(arguments.strip())
+        except (ValueError, RecursionError):
+            return None
+        arguments = None if rest else value
+    return arguments if isinstance(arguments, dict) else None

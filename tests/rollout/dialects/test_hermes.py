@@ -59,10 +59,71 @@ def call(text):
             ToolCall("search", {}),
         ),
         (f"I write <tool_call> now {call(json.dumps({'name': 'search'}))}", ToolCall("search", {})),
+        (
+            call('{"name": "python", "arguments": {}}\n<code>\nsplit("</code>")\n</code>'),
+            ToolCall("python", {"code": 'split("</code>")'}),
+        ),
+        (
+            call('{"name": "python", "arguments": {"code": "\\"<answer>1</answer>\\""}}'),
+            ToolCall("python", {"code": '"<answer>1</answer>"'}),
+        ),
+        (
+            call('{"name": "python", "arguments": {}}\n<code>\n"<answer>1</answer>"\n</code>'),
+            ToolCall("python", {"code": '"<answer>1</answer>"'}),
+        ),
+        ('<tool_call>{"name": "search"} <answer>a</answer>', FinalAnswer("a")),
+        ('I write <tool_call> 3" high <answer>a</answer>', FinalAnswer("a")),
     ],
 )
 def test_calls_and_answers_are_found(text, action):
     assert DIALECT.parse(text) == action
+
+
+@pytest.mark.parametrize(
+    ("written", "action"),
+    [
+        (
+            json.dumps({"name": "search", "arguments": json.dumps({"query": "a"})}),
+            ToolCall("search", {"query": "a"}),
+        ),
+        (
+            '{"name": "search", "arguments": "{\\"query\\": \\"a\\",}"}',
+            ToolCall("search", {"query": "a"}),
+        ),
+        (
+            '```json\n{"name": "search", "arguments": {"query": "```a```"}}\n```',
+            ToolCall("search", {"query": "```a```"}),
+        ),
+        ('```\n{"name": "search"}\n```', ToolCall("search", {})),
+        (
+            '{"name": "search", "arguments": {"query": [",]", "b",\n],},}',
+            ToolCall("search", {"query": [",]", "b"]}),
+        ),
+        (
+            '{"name": "python", "arguments": {},}\n<code>\nx = "[1,]"\n</code>',
+            ToolCall("python", {"code": 'x = "[1,]"'}),
+        ),
+    ],
+)
+def test_what_others_pass_over_in_a_call_is_passed_over(written, action):
+    assert DIALECT.parse(call(written)) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "unfinished"),
+    [
+        ('<tool_call>{"name": "search", "arguments": {"query": "</answer>', True),
+        ('<tool_call>\n```json\n{"name": "</answer>', True),
+        ('<tool_call>{"name": "python"}\n<code>\n</answer>', True),
+        ('<tool_call>{"name": "search"} </answer>', False),
+        ('I write <tool_call> "</answer>', False),
+        ('{"name": "</answer>', False),
+        ("</answer>", False),
+    ],
+)
+def test_a_text_that_ends_inside_a_call_is_unfinished(text, unfinished):
+    action = DIALECT.parse(text)
+    assert isinstance(action, InvalidAction) and action.unfinished == unfinished
 
 
 @pytest.mark.parametrize(
@@ -80,6 +141,10 @@ def test_calls_and_answers_are_found(text, action):
         (call('{"name": "browse"}'), "no tool 'browse'. The tools are: search, python."),
         (call('{"name": "</answer>"}'), "no tool '‹/answer>'"),
         (call('{"name": "search", "arguments": "q"}'), "must hold a JSON object"),
+        (call('{"name": "search", "arguments": "{} q"}'), "must hold a JSON object"),
+        (call('{"name": "search", "arguments": "[1]"}'), "must hold a JSON object"),
+        (call('{"name": "search", "arguments": {,}}'), "not valid JSON"),
+        (call('{"name": "search"}\n```'), "not valid JSON"),
         (call(""), "not valid JSON"),
     ],
 )
@@ -93,6 +158,7 @@ def test_what_cannot_be_done_is_said(text, said):
 
 PARTS = ["<tool_call>", "</tool_call>", "<answer>", "</answer>", "<code>", "</code>"]
 PARTS += ["{", "}", '"name"', '"search"', '"arguments"', ":", ",", "[", "]"]
+PARTS += ["```", "```json", ",}"]
 PARTS += ["1e999", "NaN", "\\", "\ud800", "\0", " x"]
 
 
@@ -113,10 +179,13 @@ def test_any_text_has_an_action(text):
 
 
 @pytest.mark.parametrize(
-    "unit", ["<tool_call>", "</tool_call>", "<answer>", "{", "[", "<code>", "<"]
+    "unit",
+    ["<tool_call>", "</tool_call>", "<answer>", "{", "[", "<code>", "<", '"', '\\"', ", ", "```"],
 )
 def test_megabytes_of_one_thing_are_read_at_once(unit):
     assert isinstance(DIALECT.parse(call(unit * 200_000)), InvalidAction)
+    begun = '<tool_call>{"' + unit * 200_000 + "</answer>"
+    assert not isinstance(DIALECT.parse(begun), ToolCall)
 
 
 @pytest.mark.parametrize("name", ["think", "tools", "tool_call", "tool_response", "code", "answer"])
