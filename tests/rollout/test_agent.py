@@ -1,5 +1,6 @@
 import json
 import math
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
 from graphpo_agent.rollout.dialects.base import InvalidAction
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
+from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.summarize import documents_key
 from graphpo_agent.types import (
     Document,
@@ -499,6 +501,65 @@ def test_an_answer_tag_in_a_calls_code_does_not_end_the_turn(call, limit):
         assert CODE.replace("<", "‹") in observed
     else:
         assert step.status == "invalid_action"
+
+
+def test_turns_that_go_on_and_turns_that_have_ended_keep_their_places():
+    code = json.dumps({"name": "python", "arguments": {"code": CODE}})
+    said = {
+        1: bytes_of(f"<tool_call>\n{code}\n</tool_call>"),
+        2: bytes_of("<answer>1987</answer>"),
+        3: bytes_of('<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>'),
+    }
+
+    def script(context, seed):
+        behind = context[len(root.prompt_ids) :]
+        return said[seed] if not behind else said[1][len(behind) :]
+
+    policy = ScriptedPolicy(script)
+    expander = TurnExpander(
+        dialect=HermesDialect({"python": ToolSignature("python", "", {})}),
+        tools={"python": Printer()},
+        max_turns=2,
+        max_turn_tokens=400,
+        max_observation_tokens=400,
+        max_response_tokens=4000,
+    )
+    root = expander.start(policy, TASK)
+    seeds = [2, 1, 3, 1]
+    steps = expand(expander, policy, [root] * 4, seeds, SAMPLING)
+    assert [step.status for step in steps] == ["answered", "ok", "ok", "ok"]
+    for step, seed in zip(steps, seeds, strict=True):
+        assert step.token_ids[: sum(step.loss_mask)] == said[seed]
+    assert [step.tool_calls for step in steps] == [0, 1, 1, 0]
+
+
+def test_a_tool_works_while_other_turns_of_its_layer_are_sampled():
+    searching = threading.Event()
+
+    class Slow(Library):
+        def run(self, calls):
+            searching.set()
+            return super().run(calls)
+
+    class Late(ScriptedPolicy):
+        """Ends the second request only once the tool works for the first."""
+
+        held, passes = (), 0
+
+        def advance(self):
+            ended = [*super().advance(), *self.held]
+            waits, self.passes = not searching.wait(0.01), self.passes + 1
+            assert self.passes < 1000, "the tool waits for the layer"
+            self.held = [one for one in ended if waits and one[0] == 2]
+            return [one for one in ended if one not in self.held]
+
+    texts = {1: "<search> Karo </search>", 2: "<answer> 1987 </answer>"}
+    policy = Late(lambda context, seed: bytes_of(texts[seed]))
+    expander = make(Slow(SHELVES))
+    root = expander.start(policy, TASK)
+    scheduler = PolicyScheduler(policy, overlap=True)
+    (steps,) = scheduler.run([expander.expand(scheduler, [root, root], [1, 2], SAMPLING)])
+    assert searching.is_set() and [step.status for step in steps] == ["ok", "answered"]
 
 
 def test_an_asearcher_prompt_is_plain_text():
