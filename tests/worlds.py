@@ -1,7 +1,9 @@
 """Tiny worlds and policies for tests that run the whole program."""
 
+import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.cli import main
+from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import SteppedResponse
 from graphpo_agent.types import Outcome, PathState, Step, Task
 
@@ -41,6 +44,48 @@ class CountingReward:
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
         self.asked += 1
+        return length_reward(task, outcome)
+
+
+class Stopped:
+    """``length_reward`` in a process that is stopped once some tasks are finished.
+
+    Args:
+        seen: the file of finished tasks.
+        stop: a file that is there for as long as the process is to be stopped.
+        by: the name of the signal.
+    """
+
+    def __init__(self, seen: str, stop: str, by: str) -> None:
+        self._seen, self._stop, self._by = Path(seen), Path(stop), signal.Signals[by]
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        begun = self._seen.exists() and self._seen.read_bytes().count(b"\n") > 2
+        if begun and self._stop.exists():
+            os.kill(os.getpid(), self._by)
+        return length_reward(task, outcome)
+
+
+def stopped(out: Path, by: str) -> str:
+    """The override for ``Stopped``, which stops while ``stop`` is there beside the output."""
+    reward = {
+        "class": f"{__name__}:{Stopped.__name__}",
+        "seen": f"{out}.partial",
+        "stop": str(out.with_name("stop")),
+        "by": by,
+    }
+    return f"reward={json.dumps(reward)}"
+
+
+class Flaky:
+    """A verifier that reaches its service for some tasks only while ``down`` is there."""
+
+    def __init__(self, down: str) -> None:
+        self._down = Path(down)
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        if self._down.exists() and sum(task.id.encode()) % 3:
+            raise CallFailed("transient", "the service is busy")
         return length_reward(task, outcome)
 
 

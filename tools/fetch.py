@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 from urllib.parse import quote, urljoin
 
 import certifi
@@ -32,6 +33,8 @@ __all__ = ["Resolver", "WebReader", "resolve"]
 
 Resolver = Callable[[str, int], Sequence[str]]
 """Host name and port to every internet address of the host; raises socket.gaierror."""
+
+_V = TypeVar("_V")
 
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -133,11 +136,10 @@ class WebReader:
             extractors=extractors,
         )
         check_rate("web reader", per_second)
-        _check_list("allowed_ports", allowed_ports, int, "[80, 443]")
-        _check_list("allowed_networks", allowed_networks, str, "[10.20.0.0/16]")
         self._pace = Pace(per_second)
-        self._allowed_ports = frozenset(allowed_ports)
-        self._allowed_networks = [_network(text) for text in allowed_networks]
+        self._allowed_ports = frozenset(_listed("allowed_ports", allowed_ports, int, "[80, 443]"))
+        networks = _listed("allowed_networks", allowed_networks, str, "[10.20.0.0/16]")
+        self._allowed_networks = [_network(text) for text in networks]
         self._include_links = include_links
         self._blocked = BlockList(blocked_hosts)
         self._headers = {"User-Agent": user_agent, **_HEADERS}
@@ -335,13 +337,15 @@ def _content_type(header: str) -> tuple[str, str | None]:
     return content_type.strip().lower(), charsets[0] if charsets else None
 
 
-def _check_list(name: str, values: object, kind: type, example: str) -> None:
+def _listed(name: str, values: Sequence[_V], kind: type[_V], example: str) -> Sequence[_V]:
+    """The values of a setting; ToolError where it is no list of its kind."""
     if (
         isinstance(values, str)
         or not isinstance(values, Collection)
         or not all(isinstance(each, kind) for each in values)
     ):
         raise ToolError(f"web reader: {name}: write a list such as {example}, found {values!r:.80}")
+    return values
 
 
 def _network(text: str) -> Network:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from selectors import DefaultSelector, SelectorKey
 from typing import Any, TypeVar, get_args
 
@@ -54,24 +53,15 @@ class _Counter:
 
     Attributes:
         function: from a list of items to as many results.
-        check: raises what is wrong with its results for so many items.
         places: how many batches it works on at once.
-        waiting: what has come since the last batch was taken.
+        tool: whose calls the items are; each call waits for its one result, others for a list.
+        waiting: what has come since the last batch was taken: items and who awaits their results.
     """
 
     function: Callable[[list[Any]], Any]
-    check: Callable[[Any, int], None]
     places: int
-    waiting: list["_Asked"] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Items, and the future of their results, or of the only one's."""
-
-    items: Sequence[Any]
-    results: asyncio.Future[Any]
-    only: bool = False
+    tool: Tool | None = None
+    waiting: list[tuple[Sequence[Any], asyncio.Future[Any]]] = field(default_factory=list)
 
 
 class _Drawn:
@@ -199,10 +189,9 @@ class PolicyScheduler:
         known = self._results.get(key)
         if known is not None and not (known.done() and known.result().failure in OUTAGES):
             return known, False
-        check = partial(_check_tool_results, tool)
-        result = self._ask(id(tool), tool.run, check, [arguments], _TOOL_BATCHES, only=True)
-        self._results[key] = result
-        return result, True
+        counter = self._counters.setdefault(id(tool), _Counter(tool.run, _TOOL_BATCHES, tool))
+        self._results[key] = self._ask(counter, [arguments])
+        return self._results[key], True
 
     async def together(
         self, function: Callable[[list[Any]], Any], items: Sequence[Any]
@@ -211,7 +200,8 @@ class PolicyScheduler:
 
         A function that gives too few or too many results ends the run with a ``ToolError``.
         """
-        return await self._ask(function, function, partial(_check_results, function), items, 1)
+        counter = self._counters.setdefault(function, _Counter(function, places=1))
+        return await self._ask(counter, items)
 
     async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:
         """``function(item)`` of each item, in one thread until that takes long, then in many."""
@@ -267,21 +257,11 @@ class PolicyScheduler:
             raise error
         return value
 
-    def _ask(
-        self,
-        key: Any,
-        function: Callable[[list[Any]], Any],
-        check: Callable[[Any, int], None],
-        items: Sequence[Any],
-        places: int,
-        only: bool = False,
-    ) -> asyncio.Future[Any]:
-        if key not in self._counters:
-            self._counters[key] = _Counter(function, check, places)
-        asked = _Asked(items, asyncio.get_running_loop().create_future(), only)
-        self._counters[key].waiting.append(asked)
+    def _ask(self, counter: _Counter, items: Sequence[Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        counter.waiting.append((items, future))
         self._wake.set()
-        return asked.results
+        return future
 
     def _run_loop(
         self, loop: asyncio.AbstractEventLoop, work: Sequence[Coroutine[Any, Any, T]]
@@ -327,19 +307,25 @@ class PolicyScheduler:
             batch.add_done_callback(self._batches.discard)
         return bool(ready)
 
-    async def _serve(self, counter: _Counter, waiting: Sequence[_Asked]) -> None:
+    async def _serve(
+        self,
+        counter: _Counter,
+        waiting: Sequence[tuple[Sequence[Any], asyncio.Future[Any]]],
+    ) -> None:
         """Call a function on the items of all who wait, and give each their results."""
-        items = [item for asked in waiting for item in asked.items]
+        items = [item for own, _ in waiting for item in own]
         try:
             results = await self._beside(counter.function, items)
-            counter.check(results, len(items))
+            _check_results(counter.function, results, len(items))
+            if counter.tool is not None:
+                _check_tool_results(counter.tool, results)
         except Exception as error:
             self._failure = error
         else:
             start = 0
-            for asked in waiting:
-                own = results[start : start + len(asked.items)]
-                asked.results.set_result(own[0] if asked.only else own)
+            for own, future in waiting:
+                many = results[start : start + len(own)]
+                future.set_result(many if counter.tool is None else many[0])
                 start += len(own)
         finally:
             counter.places += 1
@@ -351,9 +337,8 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
 
 
-def _check_tool_results(tool: Tool, results: Any, num_calls: int) -> None:
-    """Raise ``ToolError`` unless a tool gave one ``ToolResult`` per call."""
-    _check_results(tool.run, results, num_calls)
+def _check_tool_results(tool: Tool, results: Sequence[Any]) -> None:
+    """Raise ``ToolError`` unless a tool gave ``ToolResult``s."""
     name = type(tool).__name__
     for result in results:
         if not isinstance(result, ToolResult):

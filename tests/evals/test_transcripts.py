@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,11 @@ from graphpo_agent.evals.grade import GradeOptions, grade_file
 from graphpo_agent.partial_output import partial_output
 from graphpo_agent.rewards.asearcher import ASearcherReward
 from graphpo_agent.types import FailureKind, Outcome, Task, ToolResult
-from tests.worlds import length_reward, run_arguments
-
-
-class Interrupted:
-    """``length_reward`` in a process that is stopped once some tasks are finished.
-
-    Args:
-        seen: the file of finished tasks.
-        stop: a file that is there for as long as the process is to be stopped.
-    """
-
-    def __init__(self, seen: str, stop: str) -> None:
-        self._seen, self._stop = Path(seen), Path(stop)
-
-    def __call__(self, task: Task, outcome: Outcome) -> float:
-        begun = self._seen.exists() and self._seen.read_bytes().count(b"\n") > 2
-        if begun and self._stop.exists():
-            os.kill(os.getpid(), signal.SIGINT)
-        return length_reward(task, outcome)
+from tests.worlds import run_arguments, stopped
 
 
 def arguments(world: Path, out: Path, *more: str) -> list[str]:
-    stopping = {
-        "class": f"{__name__}:Interrupted",
-        "seen": f"{out}.partial",
-        "stop": str(out.with_name("stop")),
-    }
-    run = run_arguments(world, out.with_name("run"), f"reward={json.dumps(stopping)}")
+    run = run_arguments(world, out.with_name("run"), stopped(out, "SIGINT"))
     return ["eval", *run, "--samples", "2", "--out", str(out), *more]
 
 
@@ -102,7 +78,7 @@ def test_tasks_that_met_an_outage_are_sampled_again(
     kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, flag = tmp_path / "t.jsonl", tmp_path / "down"
-    run = run_arguments(kb, tmp_path / "run", f"reward={{class: {__name__}:Flaky, down: {flag}}}")
+    run = run_arguments(kb, tmp_path / "run", f"reward={{class: tests.worlds:Flaky, down: {flag}}}")
     command = ["eval", *run, "--out", str(out)]
     flag.touch()
     assert main(command) == 2
@@ -117,20 +93,6 @@ def test_tasks_that_met_an_outage_are_sampled_again(
     assert main(command) == 0
     assert told(capsys).startswith(f"{judged} of 8 tasks were finished before")
     assert all(json.loads(line)["reward"] is not None for line in out.open())
-
-
-class Flaky:
-    """A verifier that reaches its service for some tasks only while ``down`` is there."""
-
-    def __init__(self, down: str) -> None:
-        self._down = Path(down)
-
-    def __call__(self, task: Task, outcome: Outcome) -> float:
-        from graphpo_agent.net.failures import CallFailed
-
-        if self._down.exists() and sum(task.id.encode()) % 3:
-            raise CallFailed("transient", "the service is busy")
-        return length_reward(task, outcome)
 
 
 def test_scored_paths_that_met_an_outage_are_sampled_again(

@@ -1,54 +1,17 @@
 """``graphpo rollout --out`` as a user runs it: killed, repeated, with other settings."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from graphpo_agent.cli import main
-from graphpo_agent.net.failures import CallFailed
-from graphpo_agent.types import Outcome, Task
-from tests.worlds import length_reward, run_arguments, start_command
-
-
-class Killed:
-    """``length_reward`` in a process that is killed once some graphs are finished.
-
-    Args:
-        seen: the file of finished graphs.
-        stop: a file that is there for as long as the process is to be killed.
-    """
-
-    def __init__(self, seen: str, stop: str) -> None:
-        self._seen, self._stop = Path(seen), Path(stop)
-
-    def __call__(self, task: Task, outcome: Outcome) -> float:
-        if self._stop.exists() and self._seen.read_bytes().count(b"\n") > 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return length_reward(task, outcome)
-
-
-class Flaky:
-    """A verifier that reaches its service for some tasks only while ``down`` is there."""
-
-    def __init__(self, down: str) -> None:
-        self._down = Path(down)
-
-    def __call__(self, task: Task, outcome: Outcome) -> float:
-        if self._down.exists() and sum(task.id.encode()) % 3:
-            raise CallFailed("transient", "the service is busy")
-        return length_reward(task, outcome)
+from tests.worlds import run_arguments, start_command, stopped
 
 
 def arguments(world: Path, out: Path, *more: str) -> list[str]:
-    killed = {
-        "class": f"{__name__}:Killed",
-        "seen": f"{out}.partial",
-        "stop": str(out.with_name("stop")),
-    }
-    run = run_arguments(world, out.with_name("run"), f"reward={json.dumps(killed)}", *more)
+    run = run_arguments(world, out.with_name("run"), stopped(out, "SIGKILL"), *more)
     return ["rollout", *run, "--count", "6", "--out", str(out)]
 
 
@@ -109,7 +72,7 @@ def test_tasks_that_met_an_outage_are_grown_again(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, down = tmp_path / "graphs.jsonl", tmp_path / "down"
-    command = [*arguments(reach, out), f"reward={{class: {__name__}:Flaky, down: {down}}}"]
+    command = [*arguments(reach, out), f"reward={{class: tests.worlds:Flaky, down: {down}}}"]
     down.touch()
     assert main(command) == 2
     assert "trajectories unscored" in capsys.readouterr().err and not out.exists()

@@ -42,7 +42,7 @@ class PagedRows:
         self.lengths: IntArray = np.empty(0, np.int64)
         self._starts: IntArray = np.empty(0, np.int64)
         self._slots: NDArray[np.int32] = np.zeros((0, PAGE), np.int32)
-        self._new: IntArray = np.empty(0, np.int64)
+        self._new = torch.empty(0, dtype=torch.int64)
 
     def columns(self, num_tokens: int, max_new_tokens: int) -> int:
         """A page: its tokens stay where they are when the row ends."""
@@ -60,11 +60,12 @@ class PagedRows:
 
     def begin(self) -> None:
         """A slot for one token more of every row."""
-        self._new = np.empty(len(self.members), np.int64)
-        if len(self.members):
-            self._make_room(len(self.members), int(self.lengths.max()) + PAGE)
+        new = np.empty(len(self.members), np.int64)
+        self._new = torch.from_numpy(new)
+        if len(new):
+            self._make_room(len(new), int(self.lengths.max()) + PAGE)
             used = self._pool.used
-            now = _next_slots(self._new, self._slots, self.lengths, self._starts, used, PAGE)
+            now = _next_slots(new, self._slots, self.lengths, self._starts, used, PAGE)
             self._pool.allocate(now - used)
 
     def look(self) -> None:
@@ -79,7 +80,7 @@ class PagedRows:
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
     ) -> Tensor:
         """[R, H, D] attention of every row's new token to its path."""
-        self._pool.write(layer, torch.from_numpy(self._new), keys, values)
+        self._pool.write(layer, self._new, keys, values)
         all_keys, all_values = self._pool.layer(layer)
         slots = self._slots[: len(self.members)]
         return path_attention(queries, all_keys, all_values, slots, self.lengths, scaling)
