@@ -46,6 +46,18 @@ def partly_idle(sample, seed):
     return replace(sample, advantages=sample.advantages * half, row_advantages=of_rows)
 
 
+def with_instructions(sample, token_ids):
+    """The sample with more tokens at the beginning of its prompt."""
+    count = len(token_ids)
+    return replace(
+        sample,
+        offsets=np.where(np.arange(len(sample.offsets)) > 0, sample.offsets + count, 0),
+        token_ids=np.array([*token_ids, *sample.token_ids]),
+        loss_mask=np.array([*[False] * count, *sample.loss_mask]),
+        logprobs=np.array([*[np.nan] * count, *sample.logprobs], np.float32),
+    )
+
+
 def path_tokens(sample, node):
     """Token ids of the ancestors of ``node``, then its own."""
     own = sample.token_ids[sample.offsets[node] : sample.offsets[node + 1]].tolist()

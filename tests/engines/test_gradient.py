@@ -12,7 +12,13 @@ from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.pieces import cut_into_buckets
-from tests.engines.graphs import edge_logprobs, partly_idle, random_sample, with_rollout_logprobs
+from tests.engines.graphs import (
+    edge_logprobs,
+    partly_idle,
+    random_sample,
+    with_instructions,
+    with_rollout_logprobs,
+)
 
 
 def norm_in_full_precision(self, hidden):
@@ -154,6 +160,15 @@ def test_gradient_where_edges_begin_alike(make_model, tokenizer, monkeypatch, ma
     samples = [random_sample(seed, num_nodes=4 + 3 * seed, vocab_size=5) for seed in range(5)]
     batches = pack(samples, 1000)
     assert sum(len(b.target_ids) for b in batches) < 0.95 * sum(len(b.source) for b in batches)
+    compare(make_model, tokenizer, samples, 1e-12, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 80])
+def test_gradient_where_prompts_begin_alike(make_model, tokenizer, monkeypatch, max_tokens):
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
+    samples = [with_instructions(sample, range(3, 33)) for sample in SAMPLES]
+    (batch,) = pack(samples, 1000)
+    assert len(batch.token_ids) < sum(len(sample.token_ids) for sample in samples) - 4 * 30
     compare(make_model, tokenizer, samples, 1e-12, max_tokens=max_tokens)
 
 

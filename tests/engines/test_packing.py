@@ -28,6 +28,7 @@ from tests.engines.graphs import (
     places_on_stretches,
     random_sample,
     visible_places,
+    with_instructions,
 )
 
 
@@ -65,13 +66,14 @@ def all_paths(samples):
 
 def check_packed(samples, batches):
     """Every trained token once, behind its own path; returns how many tokens must be computed:
-    those that differ in their text or in what precedes it."""
+    those that differ in their text or in what precedes it, and of prompts once in each row."""
     paths = all_paths(samples)
     graph = np.repeat(np.arange(len(samples)), [len(sample.token_ids) for sample in samples])
     mask = np.concatenate([sample.loss_mask for sample in samples])
     sources = np.concatenate([batch.source for batch in batches])
     assert sorted(sources) == np.flatnonzero(mask).tolist()
-    for batch in batches:
+    needed = set()
+    for row, batch in enumerate(batches):
         seen = visible_tokens(batch)
         assert sorted(set(batch.target_of.tolist())) == list(range(len(batch.target_ids)))
         for target, source in zip(batch.target_of, batch.source, strict=True):
@@ -80,8 +82,13 @@ def check_packed(samples, batches):
             predictor = int(batch.predictors[target])
             assert seen[predictor] == [token for _, token in path]
             assert batch.position_ids[predictor] == len(path) - 1
-    texts = {(graph[i], tuple(token for _, token in paths[int(i)][:-1])) for i in sources}
-    return len({(g, text[: k + 1]) for g, text in texts for k in range(len(text))})
+            text, own_graph = tuple(token for _, token in path), graph[int(source)]
+            prompt = samples[own_graph].offsets[1]
+            needed |= {
+                ("row", row, text[:k]) if k <= prompt else ("graph", own_graph, text[:k])
+                for k in range(1, len(text) + 1)
+            }
+    return len(needed)
 
 
 def longest_path(samples):
@@ -212,6 +219,42 @@ def test_what_edges_begin_with_alike_is_one_token():
     assert batch.predictors.tolist() == [1, 2, 4, 5, 5]
     assert batch.source.tolist() == [2, 3, 5, 6, 8, 9, 10, 11, 12]
     assert batch.target_of.tolist() == [0, 1, 0, 1, 2, 3, 2, 4, 0]
+
+
+def test_what_prompts_begin_with_alike_is_one_token():
+    """Four prompts in three steps, one of them the beginning of another, one alone."""
+    prompts = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2], [6, 2, 3], [1, 2, 3, 5]]
+    samples = [
+        TrainingSample(
+            f"p{number}",
+            parent=np.array([-1, 0]),
+            offsets=np.array([0, len(prompt), len(prompt) + 2]),
+            token_ids=np.array([*prompt, 3, 8]),
+            loss_mask=np.arange(len(prompt) + 2) >= len(prompt),
+            logprobs=np.zeros(len(prompt) + 2, np.float32),
+            advantages=np.zeros((1, 2)),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    (batch,) = pack(samples, 100)
+    check_packed(samples, [batch])
+    assert sorted(batch.token_ids.tolist()) == sorted([1, 2, 3, 4, 3, 5, 3, 3, 3, 6, 2, 3, 3])
+    assert len(batch.target_ids) == len(batch.source) == 10
+    alone = pack(samples[:1], 100)[0]
+    assert alone.token_ids.tolist() == [1, 2, 3, 4, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 3), st.integers(20, 80))
+def test_graphs_with_instructions_before_their_prompts(kinds, vocabulary, room):
+    instructions = [list(range(1, 40)), [*range(1, 30), 7, 7], [9] * 5, []]
+    samples = [
+        with_instructions(random_sample(seed, 6, 3 + vocabulary), instructions[kind])
+        for seed, kind in enumerate(kinds)
+    ]
+    needed = check_packed(samples, batches := pack(samples, 10_000))
+    assert [len(batch.token_ids) for batch in batches] == [needed]
+    check_packed(samples, pack(samples, longest_path(samples) + room))
 
 
 def test_paths_whose_hashes_are_equal_are_told_apart(monkeypatch):
@@ -358,7 +401,7 @@ def chain(length):
         "c",
         np.array([-1, 0]),
         np.array([0, 1, length + 1]),
-        np.arange(length + 1),
+        np.arange(length + 1) + 100 * length,
         np.arange(length + 1) > 0,
         np.zeros(length + 1, np.float32),
         np.zeros((1, 2)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graphpo_agent.engines.local.cache import PAGE
@@ -292,6 +292,66 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
     paths = [[5, 6, 7, 10, 11], [5, 6, 7, 12], [5, 6, 7], [5, 6, 7, 10, 11, 13, 14]]
     for path, completion in zip(paths, completions, strict=True):
         check_completion(model, path, completion)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["opened at once", "one after another"])
+def test_what_prompts_begin_with_alike_is_computed_once(make_model, tokenizer, rows, at_once):
+    """Instructions before every question, a prompt that ends inside them, one of another kind."""
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    rules = list(range(20, 40))
+    prompts = [[*rules, 5, 6], [*rules, 5, 7, 8], rules[:12], [9, *rules], [*rules, 5, 6], [9]]
+    if at_once:
+        contexts = [policy.open(prompt) for prompt in prompts]
+        completions = complete(policy, requests_for(contexts, 2, 5), SAMPLING)
+    else:
+        contexts, completions = [], []
+        for c, prompt in enumerate(prompts):
+            contexts.append(policy.open(prompt))
+            requests = [replace(r, seed=r.seed + 1000 * c) for r in requests_for(contexts[-1:], 2)]
+            completions += complete(policy, requests, SAMPLING)
+    assert policy.take_prefilled_tokens() == 20 + 1 + 1 + 2 + 21
+    assert contexts[0] == contexts[4]
+    assert [context.num_tokens for context in contexts] == list(map(len, prompts))
+    for c, completion in enumerate(completions):
+        check_completion(model, prompts[c // 2], completion)
+
+
+def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, rows, monkeypatch):
+    """The first is computed eight tokens a pass; the second comes in between."""
+    monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompts = [list(range(20, 50)), [*range(20, 45), 5], list(range(20, 40)), [*range(20, 45), 6]]
+    ended, tickets = {}, []
+    for prompt in prompts:
+        tickets.append(policy.submit(SampleRequest(policy.open(prompt), 7, 5), SAMPLING))
+        ended |= policy.advance()
+        ended |= policy.advance()
+    while len(ended) < len(tickets):
+        ended |= policy.advance()
+    for ticket, prompt in zip(tickets, prompts, strict=True):
+        check_completion(model, prompt, ended[ticket])
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=8), min_size=1, max_size=8),
+    computed=st.integers(0, 4),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_prompts_are_computed_as_if_alone(make_model, tokenizer, prompts, computed):
+    """Some are computed before the others are opened."""
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    for part in (prompts[:computed], prompts[computed:]):
+        contexts = [policy.open(prompt) for prompt in part]
+        completions = complete(policy, requests_for(contexts, 1, 4), SAMPLING)
+        for prompt, completion in zip(part, completions, strict=True):
+            check_completion(model, prompt, completion)
+    texts = {tuple(prompt[: k + 1]) for prompt in prompts for k in range(len(prompt))}
+    assert policy.take_prefilled_tokens() == len(texts)
 
 
 def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(

@@ -1,5 +1,6 @@
 """The tree of token runs behind a policy's contexts, and what of it is computed next."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graphpo_agent.engines.local.arrays import to_device
+from graphpo_agent.engines.local.beginnings import common_length
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.types import Context
 
@@ -29,7 +31,7 @@ class Node:
     """One run of tokens behind its parent.
 
     Attributes:
-        parent: index of the node before; -1 at a prompt.
+        parent: index of the node before; -1 where none is waited for.
         pending: tokens not yet computed.
         sampled: whether ``pending`` was sampled by the policy.
         num_tokens: length of the path, ``pending`` included.
@@ -75,11 +77,13 @@ class Run:
 class ContextTree:
     """All contexts of a policy since the last release.
 
-    The same tokens sampled, or given, behind a node again are the same node.
+    The same tokens sampled, or given, behind a node again are the same node, and what prompts
+    begin with alike is one node.
     """
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
+        self._prompts: list[tuple[tuple[int, ...], int]] = []
         self._known: dict[tuple[int, bool, tuple[int, ...]], int] = {}
         self._generation = 0
         self._states = torch.empty(0)
@@ -90,12 +94,28 @@ class ContextTree:
 
     def clear(self) -> None:
         """Forget everything; older handles are refused from now on."""
-        self._nodes, self._known = [], {}
+        self._nodes, self._prompts, self._known = [], [], {}
         self._states, self._num_states = torch.empty(0), 0
         self._generation += 1
 
+    def open(self, token_ids: Sequence[int]) -> LocalContext:
+        """A prompt."""
+        tokens = tuple(map(int, token_ids))
+        place = bisect_left(self._prompts, (tokens,))
+        # In the order of their texts, a neighbour has most in common with a new one.
+        near = self._prompts[max(0, place - 1) : place + 1]
+        shared, node = max(((common_length(text, tokens), v) for text, v in near), default=(0, -1))
+        if shared:
+            node = self._beginning(node, shared, tokens[shared - 1])
+            shared = self._nodes[node].num_tokens if node >= 0 else 0
+        if shared == len(tokens):
+            return self._handle(node)
+        context = self.extend(node if shared else -1, tokens[shared:])
+        self._prompts.insert(place, (tokens, context.index))
+        return context
+
     def extend(self, parent: int, token_ids: Sequence[int]) -> LocalContext:
-        """Tokens that the policy did not sample behind a node; -1: a prompt."""
+        """Tokens that the policy did not sample behind a node; -1: behind nothing."""
         key = parent, False, tuple(map(int, token_ids))
         if key not in self._known:
             length, slots = 0, np.empty(0, np.int64)
@@ -189,6 +209,26 @@ class ContextTree:
         """[k, d] last hidden states of k computed nodes."""
         states = np.array([self._nodes[index].state for index in nodes], np.int64)
         return self._states[to_device(states, self._states.device)]
+
+    def _beginning(self, index: int, num_tokens: int, last: int) -> int:
+        """The node of the first tokens of a prompt, made where they end inside another.
+
+        Of those before, and perhaps none (-1), where that one is being computed.
+        """
+        node = self._nodes[index]
+        while node.parent >= 0 and self._nodes[node.parent].num_tokens >= num_tokens:
+            index, node = node.parent, self._nodes[node.parent]
+        if node.num_tokens == num_tokens:
+            return index
+        if node.state is not None:
+            return self.cut(index, num_tokens, last).index
+        if node.queued:
+            return node.parent
+        count = num_tokens - (node.num_tokens - len(node.pending))
+        first = Node(node.parent, node.pending[:count], False, num_tokens, node.slots)
+        self._nodes.append(first)
+        node.parent, node.pending, node.slots = len(self._nodes) - 1, node.pending[count:], None
+        return node.parent
 
     def _add(self, key: tuple[int, bool, tuple[int, ...]], node: Node) -> None:
         self._known[key] = len(self._nodes)

@@ -1,8 +1,8 @@
 """Rollout graphs as flat rows that hold every token once.
 
 Each direct edge is trained once, however many paths run through it (Algorithm 1, stage 4), and
-what several edges begin with alike is computed once. A row is in depth-first order. All index
-building is array arithmetic over whole rows.
+what several edges, or the prompts of a row, begin with alike is computed once. A row is in
+depth-first order. All index building is array arithmetic over whole rows.
 
 Shapes: N tokens of a row, K targets of a row, M trained tokens of a row.
 """
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphpo_agent.engines.local.arrays import levels, ranges
-from graphpo_agent.engines.local.parts import Part, cut, whole
+from graphpo_agent.engines.local.beginnings import share_beginnings
+from graphpo_agent.engines.local.parts import Part, cut, joined, whole
 from graphpo_agent.engines.local.shared_tokens import shared_tokens
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
@@ -71,7 +72,8 @@ def pack(samples: Sequence[TrainingSample], max_tokens: int) -> list[PackedBatch
         return []
     token_ids = np.concatenate([sample.token_ids for sample in samples])
     rows = _first_fit([part.num_tokens for part in parts], max_tokens)
-    return [_pack_row([parts[i] for i in members], token_ids) for members in rows]
+    forests = [joined([parts[i] for i in members]) for members in rows]
+    return [_pack_row(share_beginnings(forest, token_ids), token_ids) for forest in forests]
 
 
 def _first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
@@ -126,33 +128,23 @@ def _forest(parent: IntArray, lengths: IntArray) -> _Forest:
     return _Forest(parent, lengths, starts, enters, enters + subtree)
 
 
-def _pack_row(parts: Sequence[Part], token_ids: IntArray) -> PackedBatch:
-    num_nodes = np.array([len(part.parent) for part in parts])
-    shift = np.cumsum(num_nodes) - num_nodes
-    parents = [np.where(p.parent >= 0, p.parent + s, -1) for p, s in zip(parts, shift, strict=True)]
-    first = np.concatenate([part.first for part in parts])
-    targets = np.concatenate([part.targets for part in parts])
-    owner = np.concatenate([part.owner + s for part, s in zip(parts, shift, strict=True)])
-    num_targets = np.array([len(part.targets) for part in parts])
-    ranks = np.cumsum(num_targets) - num_targets
-    target_of = [part.target_of + s for part, s in zip(parts, ranks, strict=True)]
-    forest = _forest(np.concatenate(parents), np.concatenate([part.kept for part in parts]))
-
+def _pack_row(part: Part, token_ids: IntArray) -> PackedBatch:
+    forest = _forest(part.parent, part.kept)
     nodes = np.flatnonzero(forest.lengths)
     nodes = nodes[np.argsort(forest.enters[nodes])]
     node, within = np.repeat(nodes, forest.lengths[nodes]), ranges(forest.lengths[nodes])
     position = forest.starts[node] + within
-    predictors = _before(forest, owner, targets - first[owner])
+    predictors = _before(forest, part.owner, part.targets - part.first[part.owner])
     assert (predictors >= 0).all(), "the first token of a prompt cannot be trained"
     return PackedBatch(
-        token_ids[first[node] + within],
+        token_ids[part.first[node] + within],
         position,
         _before(forest, node, within),
         forest.exits[node],
-        token_ids[targets],
+        token_ids[part.targets],
         predictors,
-        np.concatenate(target_of),
-        np.concatenate([part.trained for part in parts]),
+        part.target_of,
+        part.trained,
     )
 
 

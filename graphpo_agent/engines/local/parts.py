@@ -8,7 +8,7 @@ ancestors of its nodes again as context, and every trained token is trained in e
 that the gradient is that of the whole graph.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,12 @@ from graphpo_agent.engines.local.shared_tokens import SharedTokens
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["Part", "cut", "whole"]
+__all__ = ["Part", "cut", "joined", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some stretches of one graph with all their ancestors.
+    """Some stretches of one graph with all their ancestors, or those of several, joined.
 
     Example: the whole of prompt ``[5, 6]`` and, behind it, the trained edges ``[7]``, ``[8, 9]``
     and ``[8, 3]``, whose first token is that of the second::
@@ -37,7 +37,7 @@ class Part:
         target_of = [0, 1, 2, 1, 3]
 
     Attributes:
-        parent: [nodes] within the part; -1 at the root. Parents come before children.
+        parent: [nodes] within the part; -1 at a root. Parents come before children.
         first: [nodes] where the tokens of each node start in all samples' tokens, joined.
         lengths: [nodes] tokens of each node.
         kept: [nodes] how many of them are computed, from the first on.
@@ -116,6 +116,29 @@ def cut(part: Part, max_tokens: int) -> Iterator[Part]:
             end = begin + 1 + _best_cut(above[begin + 1 : end + 1], ends[begin:end] - starts[begin])
         yield _with_ancestors(part, order[begin:end])
         begin = end
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """All stretches of some parts, as a forest."""
+    nodes = _shifts([len(part.parent) for part in parts])
+    targets = _shifts([len(part.targets) for part in parts])
+    return Part(
+        np.concatenate(
+            [np.where(p.parent >= 0, p.parent + n, -1) for p, n in zip(parts, nodes, strict=True)]
+        ),
+        np.concatenate([part.first for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.kept for part in parts]),
+        np.concatenate([part.targets for part in parts]),
+        np.concatenate([part.owner + n for part, n in zip(parts, nodes, strict=True)]),
+        np.concatenate([part.trained for part in parts]),
+        np.concatenate([part.target_of + k for part, k in zip(parts, targets, strict=True)]),
+    )
+
+
+def _shifts(counts: Sequence[int]) -> IntArray:
+    """How many come before each."""
+    return np.cumsum([0, *counts[:-1]])
 
 
 def _best_cut(above: IntArray, covered: IntArray) -> int:

@@ -108,10 +108,10 @@ class LocalPolicy:
         self._reset()
 
     def open(self, token_ids: Sequence[int]) -> LocalContext:
-        """A context that holds a prompt; equal prompts share one."""
+        """A context that holds a prompt; what prompts begin with alike is computed once."""
         if not len(token_ids):
             raise ValueError("a prompt needs at least one token")
-        return self._contexts.extend(-1, token_ids)
+        return self._contexts.open(token_ids)
 
     def extend(self, context: Context, token_ids: Sequence[int]) -> Context:
         """``context`` followed by tokens that the policy did not sample.
