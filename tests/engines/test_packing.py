@@ -14,7 +14,7 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from graphpo_agent.engines.local import forward, shared_tokens
+from graphpo_agent.engines.local import beginnings, forward, shared_tokens
 from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.options import ComputeOptions
@@ -30,6 +30,11 @@ from tests.engines.graphs import (
     visible_places,
     with_instructions,
 )
+
+
+@pytest.fixture(autouse=True)
+def _short_beginnings(monkeypatch):
+    monkeypatch.setattr(beginnings, "SHORTEST", 1)
 
 
 def visible_tokens(batch):
@@ -252,9 +257,27 @@ def test_graphs_with_instructions_before_their_prompts(kinds, vocabulary, room):
         with_instructions(random_sample(seed, 6, 3 + vocabulary), instructions[kind])
         for seed, kind in enumerate(kinds)
     ]
-    needed = check_packed(samples, batches := pack(samples, 10_000))
-    assert [len(batch.token_ids) for batch in batches] == [needed]
+    (batch,) = pack(samples, 10_000)
+    assert len(batch.token_ids) == check_packed(samples, [batch])
     check_packed(samples, pack(samples, longest_path(samples) + room))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shared"),
+    [
+        ([[*range(16), 50], [*range(16), 60]], 16),
+        ([[*range(15), 50], [*range(15), 60]], 0),
+        ([[*range(16), *[7] * 15, 50], [*range(16), *[7] * 15, 60], [*range(16), 70]], 2 * 16),
+        ([[*range(16), *[7] * 16, 50], [*range(16), *[7] * 16, 60], [*range(16), 70]], 2 * 16 + 16),
+        ([[8, *[7] * 15, 50], [8, *[7] * 15, 60], [8, *[9] * 15, 50], [8, *[9] * 15, 60]], 2 * 16),
+    ],
+)
+def test_a_few_tokens_that_are_alike_are_computed_again(monkeypatch, prompts, shared):
+    monkeypatch.setattr(beginnings, "SHORTEST", 16)
+    samples = [long_sample([1, 2], [-1, 0]) for _ in prompts]
+    samples = [with_instructions(*each) for each in zip(samples, prompts, strict=True)]
+    (batch,) = pack(samples, 1000)
+    assert len(batch.token_ids) == sum(len(prompt) + 2 for prompt in prompts) - shared
 
 
 def test_paths_whose_hashes_are_equal_are_told_apart(monkeypatch):

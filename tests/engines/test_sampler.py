@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from graphpo_agent.engines.local.cache import PAGE
@@ -25,6 +25,7 @@ SAMPLING = SamplingParams()
 
 SAMPLER = "graphpo_agent.engines.local.sampler"
 SHELVES = "graphpo_agent.engines.local.shelves"
+CONTEXTS = "graphpo_agent.engines.local.contexts"
 
 
 @pytest.fixture(params=["where they fit", "shelves"])
@@ -295,8 +296,11 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["opened at once", "one after another"])
-def test_what_prompts_begin_with_alike_is_computed_once(make_model, tokenizer, rows, at_once):
+def test_what_prompts_begin_with_alike_is_computed_once(
+    make_model, tokenizer, rows, at_once, monkeypatch
+):
     """Instructions before every question, a prompt that ends inside them, one of another kind."""
+    monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     rules = list(range(20, 40))
@@ -322,6 +326,7 @@ def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, 
     monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
+    monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
     prompts = [list(range(20, 50)), [*range(20, 45), 5], list(range(20, 40)), [*range(20, 45), 6]]
     ended, tickets = {}, []
     for prompt in prompts:
@@ -337,12 +342,17 @@ def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, 
 @given(
     prompts=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=8), min_size=1, max_size=8),
     computed=st.integers(0, 4),
+    shortest=st.integers(1, 3),
 )
+@example(prompts=[[3, 3, 3, 3], [3, 3, 3, 4], [3, 5]], computed=1, shortest=1)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_any_prompts_are_computed_as_if_alone(make_model, tokenizer, prompts, computed):
+def test_any_prompts_are_computed_as_if_alone(
+    make_model, tokenizer, monkeypatch, prompts, computed, shortest
+):
     """Some are computed before the others are opened."""
+    monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", shortest)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     for part in (prompts[:computed], prompts[computed:]):
@@ -350,8 +360,12 @@ def test_any_prompts_are_computed_as_if_alone(make_model, tokenizer, prompts, co
         completions = complete(policy, requests_for(contexts, 1, 4), SAMPLING)
         for prompt, completion in zip(part, completions, strict=True):
             check_completion(model, prompt, completion)
-    texts = {tuple(prompt[: k + 1]) for prompt in prompts for k in range(len(prompt))}
-    assert policy.take_prefilled_tokens() == len(texts)
+    prefilled = policy.take_prefilled_tokens()
+    distinct = len({tuple(prompt[: k + 1]) for prompt in prompts for k in range(len(prompt))})
+    if shortest == 1:
+        assert prefilled == distinct
+    else:
+        assert distinct <= prefilled <= sum(map(len, prompts))
 
 
 def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(

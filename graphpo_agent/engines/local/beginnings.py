@@ -13,7 +13,10 @@ import numpy as np
 from graphpo_agent.engines.local.parts import Part
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["common_length", "share_beginnings"]
+__all__ = ["SHORTEST", "common_length", "share_beginnings"]
+
+SHORTEST = 16
+"""Tokens; computing fewer of them again costs less than to keep them apart."""
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
@@ -35,7 +38,7 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 def share_beginnings(part: Part, token_ids: IntArray) -> Part:
     """The part with what its roots begin with alike as stretches of their own, once each.
 
-    They end where a root's trained tokens begin at the latest.
+    They end where a root's trained tokens begin at the latest; those of a few tokens are left out.
 
     Args:
         part: a forest.
@@ -52,19 +55,22 @@ def share_beginnings(part: Part, token_ids: IntArray) -> Part:
     spans: list[tuple[int, int]] = []
     above, begun = np.full(len(part.parent), -1), np.zeros_like(part.kept)
 
-    def split(members: list[int], start: int, stretch: int) -> None:
-        """Hang roots, in the order of their texts, under the ``start`` tokens that they share."""
+    def split(members: list[int], depth: int, stretch: int, start: int) -> None:
+        """Hang roots that are alike up to ``depth`` under a stretch that ends after ``start``."""
         above[members], begun[members] = stretch, start
-        for token, group in groupby(members, lambda root: [*texts[root][start : start + 1]]):
+        for token, group in groupby(members, lambda root: texts[root][depth : depth + 1]):
             alike = list(group)
-            if token and len(alike) > 1:
-                end = common_length(texts[alike[0]], texts[alike[-1]])
-                first = int(part.first[alike[0]])
+            if not token or len(alike) == 1:
+                continue
+            end = common_length(texts[alike[0]], texts[alike[-1]])
+            if end - start < SHORTEST:
+                split(alike, end, stretch, start)
+            else:
                 parent.append(stretch)
-                spans.append((first + start, end - start))
-                split(alike, end, len(parent) - 1)
+                spans.append((int(part.first[alike[0]]) + start, end - start))
+                split(alike, end, len(parent) - 1, end)
 
-    split(sorted(roots, key=texts.__getitem__), 0, -1)
+    split(sorted(roots, key=texts.__getitem__), 0, -1, 0)
     if not parent:
         return part
     first, lengths = np.array(spans).T

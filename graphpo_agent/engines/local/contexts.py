@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphpo_agent.engines.local.arrays import to_device
-from graphpo_agent.engines.local.beginnings import common_length
+from graphpo_agent.engines.local.beginnings import SHORTEST, common_length
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.types import Context
 
@@ -213,18 +213,20 @@ class ContextTree:
     def _beginning(self, index: int, num_tokens: int, last: int) -> int:
         """The node of the first tokens of a prompt, made where they end inside another.
 
-        Of those before, and perhaps none (-1), where that one is being computed.
+        Perhaps of fewer or of none (-1): where that one is being computed, or a few are all.
         """
         node = self._nodes[index]
         while node.parent >= 0 and self._nodes[node.parent].num_tokens >= num_tokens:
             index, node = node.parent, self._nodes[node.parent]
         if node.num_tokens == num_tokens:
             return index
-        if node.state is not None:
+        if num_tokens - (self._nodes[node.parent].num_tokens if node.parent >= 0 else 0) < SHORTEST:
+            return node.parent
+        count = num_tokens - (node.num_tokens - len(node.pending))
+        if count <= 0:
             return self.cut(index, num_tokens, last).index
         if node.queued:
             return node.parent
-        count = num_tokens - (node.num_tokens - len(node.pending))
         first = Node(node.parent, node.pending[:count], False, num_tokens, node.slots)
         self._nodes.append(first)
         node.parent, node.pending, node.slots = len(self._nodes) - 1, node.pending[count:], None
