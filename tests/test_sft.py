@@ -16,6 +16,7 @@ from graphpo_agent.cli import main
 from graphpo_agent.config import SftConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_demonstrations
+from graphpo_agent.errors import RunError
 from graphpo_agent.sft import finished_steps, warm_start, with_observations
 from tests.worlds import ROOT, files_of_at_most, sft_overrides, start_command, wait_for
 
@@ -74,7 +75,7 @@ def test_a_killed_warm_start_goes_on_to_the_same_model(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, output, partial = (tmp_path / name for name in ("whole", "policy", "policy.partial"))
-    arguments = sft_arguments(reach, f"output={output}", "steps=150", "batch_size=4")
+    arguments = sft_arguments(reach, f"output={output}", "steps=100", "batch_size=4")
     assert main(["sft", *arguments, f"output={whole}"]) == 0
     process = stopped(arguments, partial)
     capsys.readouterr()
@@ -83,12 +84,12 @@ def test_a_killed_warm_start_goes_on_to_the_same_model(
     assert error == f"graphpo: {partial} is in use: another process trains there\n"
     process.kill()
     process.communicate()
-    (partial / ".partial" / "step-000149").mkdir(parents=True)  # a kill inside a checkpoint
+    (partial / ".partial" / "step-000099").mkdir(parents=True)  # a kill inside a checkpoint
     assert not output.exists()
     assert main(["sft", *arguments]) == 0
     said = capsys.readouterr().out
-    assert f" of 150 steps were finished before: {partial}\n" in said
-    assert "step 1/150" not in said and "step 150/150" in said
+    assert f" of 100 steps were finished before: {partial}\n" in said
+    assert "step 1/100" not in said and "step 100/100" in said
     assert {path.name: data for path, data in contents(output).items()} == {
         path.name: data for path, data in contents(whole).items()
     }
@@ -103,7 +104,7 @@ def test_steps_are_kept_for_the_same_warm_start_only(
     shutil.copy(reach / "demonstrations.jsonl", demonstrations)
     shutil.copytree(reach / "untrained", model)
     own = [f"output={output}", f"demonstrations={demonstrations}", f"model.path={model}"]
-    arguments = sft_arguments(reach, *own, "steps=150", "batch_size=4")
+    arguments = sft_arguments(reach, *own, "steps=100", "batch_size=4")
     process = stopped(arguments, partial)
     process.kill()
     process.communicate()
@@ -144,6 +145,21 @@ def test_a_mistake_in_the_first_step_leaves_nothing(
     assert main(["sft", *sft_arguments(reach, *overrides)]) == 2
     assert "context" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
+
+
+def test_a_model_that_cannot_be_written_takes_no_steps_away(reach: Path, tmp_path: Path) -> None:
+    output, partial = tmp_path / "policy", tmp_path / "policy.partial"
+    path, *overrides = sft_arguments(reach)
+    engine = build_sft_engine(load_config(SftConfig, path, overrides))
+    with (
+        pytest.raises(RunError, match="cannot be written"),
+        finished_steps(engine, output, {}) as steps,
+    ):
+        steps.add(1)
+        left = contents(partial)
+        with files_of_at_most(16_000):
+            engine.save_model(output)
+    assert left and contents(tmp_path) == left
 
 
 class SlowDisk:
