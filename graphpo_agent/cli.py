@@ -115,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=help, description=help)
 
     _train_arguments(verb("train", "train a policy as a configuration says"))
-    _sft_arguments(verb("sft", "warm-start a policy on demonstrations"))
+    _sft_arguments(
+        verb("sft", "warm-start a policy on demonstrations; the same command goes on after a kill")
+    )
     _rollout_arguments(verb("rollout", "grow graphs with a policy and write them"))
     _eval_arguments(verb("eval", "measure held-out accuracy of a policy"))
     add_score_verb(verb)

@@ -28,16 +28,14 @@ from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
 from graphpo_agent.partial_output import output_name, partial_output
+from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
-from graphpo_agent.report.run_dir import (
-    RunDirectory,
-    write_atomically,
-)
+from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.rollout.graph_file import GraphFile
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import outages_of
-from graphpo_agent.sft import check_model_output, warm_start, with_observations
+from graphpo_agent.sft import check_model_output, finished_steps, warm_start, with_observations
 from graphpo_agent.toy import make_toy
 from graphpo_agent.train_run import (
     check_new_run,
@@ -58,9 +56,10 @@ __all__ = [
     "train",
 ]
 
+_NOT_LEARNED = ("output", "threads")
 _NOT_GROWN = ("output", "threads", "outage_limit", "update", "train")
 _NOT_EVALUATED = (*_NOT_GROWN, "budget")
-"""Sections of a configuration that change nothing in what a rollout or an evaluation finds."""
+"""What of a configuration changes nothing in what a warm start, rollout or evaluation makes."""
 
 
 def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
@@ -126,7 +125,10 @@ def _describe_tasks(config: RunConfig) -> str:
 
 
 def sft(config_path: str, overrides: Sequence[str]) -> int:
-    """``graphpo sft``."""
+    """``graphpo sft``: write a model that imitates demonstrations.
+
+    Steps are kept while it runs, and the same command goes on with them.
+    """
     config = load_config(SftConfig, config_path, overrides)
     check_model_output(Path(config.output))
     check_apart([Path(config.output)], [Path(config.model.path)])
@@ -136,13 +138,22 @@ def sft(config_path: str, overrides: Sequence[str]) -> int:
         demonstrations = [with_observations(each) for each in demonstrations]
     engine = build_sft_engine(config)
 
-    def show(step: int, metrics: dict[str, float]) -> None:
-        if step == 1 or step % 50 == 0 or step == config.steps:
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            print(f"step {step}/{config.steps}  {shown}", flush=True)
+    files = {"demonstrations": [Path(config.demonstrations)]}
+    name = output_name("sft", config, _NOT_LEARNED, files)
+    with finished_steps(engine, Path(config.output), name) as steps:
+        if steps.count:
+            print(f"{steps.count} of {config.steps} steps were finished before: {steps.path}")
 
-    warm_start(engine, demonstrations, config.steps, config.batch_size, config.seed, show)
-    engine.save_model(Path(config.output))
+        def finished(step: int, metrics: dict[str, float]) -> None:
+            if step == 1 or step % 50 == 0 or step == config.steps:
+                shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+                print(f"step {step}/{config.steps}  {shown}", flush=True)
+            if step < config.steps:
+                steps.add(step)
+
+        size, seed = config.batch_size, config.seed
+        warm_start(engine, demonstrations, config.steps, size, seed, finished, steps.count)
+        engine.save_model(Path(config.output))
     print(f"warm-started policy: {config.output}")
     return 0
 
@@ -163,7 +174,8 @@ def rollout(
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
     sampling, scoring = build_sampling(config.sampling), build_step_scoring(config.method)
-    named = output_name("rollout", config, _NOT_GROWN, [Path(each) for each in paths], count=count)
+    files = {"tasks": [Path(each) for each in paths]}
+    named = output_name("rollout", config, _NOT_GROWN, files, count=count)
     seed, budget = (config.seed, "rollout"), build_budget(config.budget)
     with partial_output(Path(out), named) as partial:
         graphs = GraphFile(partial, tasks)
@@ -229,7 +241,7 @@ def evaluate_policy(
         transcripts = Transcripts(tasks)
         if out is not None:
             flags = {"samples": samples, "greedy": greedy}
-            name = output_name("eval", config, _NOT_EVALUATED, [Path(path)], **flags)
+            name = output_name("eval", config, _NOT_EVALUATED, {"tasks": [Path(path)]}, **flags)
             partial = stack.enter_context(partial_output(Path(out), name))
             transcripts = TranscriptFile(partial, tasks)
         missing, before = transcripts.missing, transcripts.outages

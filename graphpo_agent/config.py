@@ -308,10 +308,11 @@ class RunConfig(Strict):
 
 
 class SftConfig(Strict):
-    """Everything ``graphpo sft`` needs."""
+    """Everything ``graphpo sft`` needs; it learns with torch and transformers."""
 
     output: FilePath
-    """The directory that receives the warm-started model."""
+    """The directory that receives the warm-started model; until then its steps are kept in
+    ``<output>.partial``."""
     seed: Seed = 0
     threads: Threads | None = None
     model: ModelConfig

@@ -15,7 +15,7 @@ def directory_lock(directory: Path, busy: Exception, inherit: bool = False) -> I
 
     Args:
         directory: what is held.
-        busy: raised where another process holds it.
+        busy: raised where another process holds it, or has just taken it away.
         inherit: programs that this one starts hold it too, until they end.
 
     Raises:
@@ -43,8 +43,6 @@ def file_lock(path: Path, busy: Exception) -> Iterator[None]:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     with _held(descriptor, busy):
-        if os.fstat(descriptor).st_nlink == 0:
-            raise busy
         yield
 
 
@@ -56,6 +54,8 @@ def _held(descriptor: int, busy: Exception) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise busy from None
+        if os.fstat(descriptor).st_nlink == 0:
+            raise busy
         yield
     finally:
         os.close(descriptor)

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.config import RunConfig
+from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.data.jsonl import append_line, read_rows
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.locks import file_lock
 
-__all__ = ["PartialOutput", "output_name", "partial_output"]
+__all__ = ["PartialOutput", "check_name", "output_name", "partial_output", "partial_path"]
 
 
 class PartialOutput:
@@ -30,16 +30,11 @@ class PartialOutput:
     def __init__(self, output: Path, name: Mapping[str, Any]) -> None:
         """Begin, or go on with what an interruption left; see ``partial_output``."""
         self.output = output
-        self.path = _partial(output)
+        self.path = partial_path(output)
         begun, *rows = [row for _, row in read_rows(self.path, log=True)] or [{}]
         name = json.loads(json.dumps(name))
-        if rows and begun != name:
-            keys = begun.keys() | name.keys()
-            differ = sorted(key for key in keys if begun.get(key) != name.get(key))
-            raise ConfigError(
-                f"{self.path} was left by an interrupted command with other {', '.join(differ)}: "
-                "remove it, or name another --out"
-            )
+        if rows:
+            check_name(self.path, begun, name)
         whole = self.path.read_bytes().rfind(b"\n") + 1 if rows else 0
         os.truncate(self.path, whole)
         if not rows:
@@ -69,7 +64,7 @@ def partial_output(output: Path, name: Mapping[str, Any]) -> Iterator[PartialOut
         ConfigError: what is there is of another name, or another process is writing it.
         DataError: it cannot be read or written.
     """
-    path = _partial(output)
+    path = partial_path(output)
     busy = ConfigError(f"{path} is in use: another process writes {output}; name another --out")
     with ExitStack() as stack:
         try:
@@ -80,11 +75,27 @@ def partial_output(output: Path, name: Mapping[str, Any]) -> Iterator[PartialOut
         path.unlink(missing_ok=True)
 
 
+def partial_path(output: Path) -> Path:
+    """Where an output is until it is whole."""
+    return output.with_name(f"{output.name}.partial")
+
+
+def check_name(path: Path, begun: Mapping[str, Any], name: Mapping[str, Any]) -> None:
+    """Raise ConfigError where what an interruption left has not this name; says what differs."""
+    keys = begun.keys() | name.keys()
+    differ = sorted(key for key in keys if begun.get(key) != name.get(key))
+    if differ:
+        raise ConfigError(
+            f"{path} was left by an interrupted command with other {', '.join(differ)}: "
+            "remove it, or name another output"
+        )
+
+
 def output_name(
     verb: str,
-    config: RunConfig,
+    config: RunConfig | SftConfig,
     unused: Collection[str],
-    tasks: Sequence[Path],
+    files: Mapping[str, Sequence[Path]],
     **flags: int,
 ) -> dict[str, Any]:
     """What decides the output of a verb; two that agree in it are one.
@@ -95,16 +106,14 @@ def output_name(
         verb: which.
         config: with which settings.
         unused: those of its sections that change nothing.
-        tasks: the files.
+        files: which it reads, by the section that names them; their contents decide.
         flags: of the command line.
     """
     model = Path(config.model.path)
     written = [file.stat().st_mtime_ns for file in model.glob("*") if file.is_file()]
     settings = config.model_dump(mode="json", exclude=set(unused))
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in tasks]
-    decided = {"verb": verb, "tasks": digests, "weights": max(written, default=0)}
-    return settings | decided | flags
-
-
-def _partial(output: Path) -> Path:
-    return output.with_name(f"{output.name}.partial")
+    digests = {
+        section: [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+        for section, paths in files.items()
+    }
+    return settings | digests | {"verb": verb, "weights": max(written, default=0)} | flags

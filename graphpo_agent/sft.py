@@ -1,17 +1,32 @@
 """Warm-starting a policy on demonstrations, with the engine that trains it later."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from graphpo_agent.errors import RunError
 from graphpo_agent.outputs import check_above
+from graphpo_agent.partial_output import check_name, partial_path
 from graphpo_agent.protocols import Engine
+from graphpo_agent.report.checkpoints import Checkpoints, read_progress, step_of
+from graphpo_agent.report.run_dir import locked
 from graphpo_agent.types import Demonstration
 
-__all__ = ["check_model_output", "warm_start", "with_observations"]
+__all__ = [
+    "FinishedSteps",
+    "check_model_output",
+    "finished_steps",
+    "warm_start",
+    "with_observations",
+]
+
+_TIMES_AS_LONG = 30
+"""As a checkpoint took to write, the steps before the next one do: it costs 3 % of the time."""
 
 
 def warm_start(
@@ -20,9 +35,10 @@ def warm_start(
     steps: int,
     batch_size: int,
     seed: int,
-    show: Callable[[int, dict[str, float]], None],
-) -> dict[str, float]:
-    """``steps`` supervised updates on batches drawn epoch by epoch; returns the last metrics.
+    finished: Callable[[int, dict[str, float]], None],
+    done: int = 0,
+) -> None:
+    """``steps`` supervised updates on batches drawn epoch by epoch.
 
     Args:
         engine: learns through ``imitate``.
@@ -30,18 +46,83 @@ def warm_start(
         steps: updates.
         batch_size: demonstrations per update.
         seed: of the order in which they are met.
-        show: told the step (from 1) and its metrics.
+        finished: told the step (from 1) and its metrics.
+        done: the first so many steps are left out: the engine has made them before.
     """
     rng = np.random.default_rng(seed)
     order: list[int] = []
-    metrics: dict[str, float] = {}
     for step in range(1, steps + 1):
         while len(order) < batch_size:
             order += rng.permutation(len(demonstrations)).tolist()
         batch, order = order[:batch_size], order[batch_size:]
-        metrics = engine.imitate([demonstrations[i] for i in batch])
-        show(step, metrics)
-    return metrics
+        if step > done:
+            finished(step, engine.imitate([demonstrations[i] for i in batch]))
+
+
+class FinishedSteps:
+    """The steps of a warm start that an interruption does not take away: a checkpoint of them.
+
+    Attributes:
+        path: where it is, ``<output>.partial``.
+        count: how many an interruption has left.
+    """
+
+    def __init__(self, engine: Engine, output: Path, name: Mapping[str, Any]) -> None:
+        """Begin, or put what an interruption left into the engine; see ``finished_steps``."""
+        self.path = partial_path(output)
+        self.count = 0
+        self._engine, self._name = engine, name
+        self._checkpoints = Checkpoints(self.path)
+        for newest in self._checkpoints.whole()[-1:]:
+            check_name(self.path, read_progress(newest), name)
+            engine.load_checkpoint(newest)
+            self.count = step_of(newest)
+        self._saved = self._saving = 0.0
+
+    def add(self, step: int) -> None:
+        """Keep the first step, and those since the last one that was kept if they took long.
+
+        Raises:
+            RunError: the checkpoint cannot be written.
+            OSError: a file of it cannot; names the file.
+        """
+        began = time.monotonic()
+        if began - self._saved < _TIMES_AS_LONG * self._saving:
+            return
+        self._checkpoints.save(step, self._name, 1, self._engine.save_checkpoint)
+        self._saved = time.monotonic()
+        self._saving = self._saved - began
+
+    def clear(self) -> None:
+        """Forget them: the model is written."""
+        self._checkpoints.clear()
+
+
+@contextmanager
+def finished_steps(
+    engine: Engine, output: Path, name: Mapping[str, Any]
+) -> Iterator[FinishedSteps]:
+    """Begin a warm start, or go on with what an interruption left of it.
+
+    It is removed where the ``with`` block succeeds, which then has written the model.
+
+    Args:
+        engine: learns; goes on from where it was, bit for bit.
+        output: the model's directory.
+        name: what decides the model (``output_name``); with another the steps would not be its own.
+
+    Raises:
+        ConfigError: what is there is of another name.
+        RunError: it is damaged, or another process is making this model.
+    """
+    with locked(partial_path(output)):
+        try:
+            steps = FinishedSteps(engine, output, name)
+            yield steps
+            steps.clear()
+        finally:
+            with suppress(OSError):  # where something is in it, that stays
+                partial_path(output).rmdir()
 
 
 def with_observations(demonstration: Demonstration) -> Demonstration:

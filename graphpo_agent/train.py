@@ -32,14 +32,14 @@ from graphpo_agent.methods.method import Credit, Method, credits_of, training_sa
 from graphpo_agent.methods.prefix_pool import Grown, PrefixPool
 from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.protocols import Engine, Expander
+from graphpo_agent.report.atomic import write_atomically
+from graphpo_agent.report.checkpoints import read_json
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import (
     Progress,
     RunDirectory,
     command_line,
-    read_json,
-    write_atomically,
 )
 from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks
 from graphpo_agent.rollout.grow import Grower, Rollout

@@ -51,9 +51,10 @@ from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.protocols import Policy, Tokenizer
+from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
-from graphpo_agent.report.run_dir import RunDirectory, write_atomically
+from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.rollout.fitting import check_fitting
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of

@@ -1,7 +1,13 @@
-"""Warm starts through the command line and the function under it."""
+"""Warm starts through the command line and the functions under it."""
 
+import json
 import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +16,9 @@ from graphpo_agent.cli import main
 from graphpo_agent.config import SftConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_demonstrations
-from graphpo_agent.sft import warm_start, with_observations
-from tests.worlds import ROOT, sft_overrides
+from graphpo_agent.errors import RunError
+from graphpo_agent.sft import finished_steps, warm_start, with_observations
+from tests.worlds import ROOT, files_of_at_most, sft_overrides, start_command, wait_for
 
 
 def sft_arguments(place: Path, *overrides: str) -> list[str]:
@@ -50,6 +57,136 @@ def test_the_same_seed_gives_the_same_model(reach: Path, tmp_path: Path) -> None
         assert main(["sft", *sft_arguments(reach, f"output={output}", f"seed={seed}")]) == 0
         models.append((output / "model.safetensors").read_bytes())
     assert models[0] == models[1] != models[2]
+
+
+def stopped(arguments: list[str], partial: Path) -> subprocess.Popen[str]:
+    """A warm start that is stopped behind the steps that it kept."""
+    process = start_command(["sft", *arguments])
+    wait_for(lambda: any(path.name > "step-000001" for path in partial.glob("step-*")), process)
+    process.send_signal(signal.SIGSTOP)
+    return process
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_killed_warm_start_goes_on_to_the_same_model(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, output, partial = (tmp_path / name for name in ("whole", "policy", "policy.partial"))
+    arguments = sft_arguments(reach, f"output={output}", "steps=100", "batch_size=4")
+    assert main(["sft", *arguments, f"output={whole}"]) == 0
+    process = stopped(arguments, partial)
+    capsys.readouterr()
+    assert main(["sft", *arguments]) == 2  # a second writer
+    error = capsys.readouterr().err
+    assert error == f"graphpo: {partial} is in use: another process trains there\n"
+    process.kill()
+    process.communicate()
+    (partial / ".partial" / "step-000099").mkdir(parents=True)  # a kill inside a checkpoint
+    assert not output.exists()
+    assert main(["sft", *arguments]) == 0
+    said = capsys.readouterr().out
+    assert f" of 100 steps were finished before: {partial}\n" in said
+    assert "step 1/100" not in said and "step 100/100" in said
+    assert {path.name: data for path, data in contents(output).items()} == {
+        path.name: data for path, data in contents(whole).items()
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "whole"]
+
+
+def test_steps_are_kept_for_the_same_warm_start_only(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, partial = tmp_path / "policy", tmp_path / "policy.partial"
+    demonstrations, model = tmp_path / "demonstrations.jsonl", tmp_path / "untrained"
+    shutil.copy(reach / "demonstrations.jsonl", demonstrations)
+    shutil.copytree(reach / "untrained", model)
+    own = [f"output={output}", f"demonstrations={demonstrations}", f"model.path={model}"]
+    arguments = sft_arguments(reach, *own, "steps=100", "batch_size=4")
+    process = stopped(arguments, partial)
+    process.kill()
+    process.communicate()
+    capsys.readouterr()
+    left = contents(partial)
+
+    def refused(*overrides: str) -> str:
+        assert main(["sft", *arguments, *overrides]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and contents(partial) == left and not output.exists()
+        return error
+
+    says = f"graphpo: {partial} was left by an interrupted command with other"
+    assert refused("seed=3", "learning_rate=1e-3").startswith(f"{says} learning_rate, seed: remove")
+    rows = demonstrations.read_text()
+    demonstrations.write_text("".join(sorted(rows.splitlines(keepends=True), reverse=True)))
+    assert refused().startswith(f"{says} demonstrations: ")
+    demonstrations.write_text(rows)
+    with files_of_at_most(16_000):
+        assert "cannot be written" in refused()
+    (model / "model.safetensors").touch()
+    assert refused().startswith(f"{says} weights: ")
+    (newest,) = partial.glob("step-*/progress.json")
+    newest.write_text("[]")
+    left = contents(partial)
+    assert refused().startswith(f"graphpo: {newest} is damaged")
+    shutil.rmtree(partial)
+    assert main(["sft", *arguments, "steps=2"]) == 0
+
+
+def test_a_mistake_in_the_first_step_leaves_nothing(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = json.loads((reach / "demonstrations.jsonl").read_text().partition("\n")[0])
+    row["pieces"][0]["text"] *= 5000
+    (tmp_path / "long.jsonl").write_text(json.dumps(row))
+    overrides = [f"demonstrations={tmp_path}/long.jsonl", f"output={tmp_path}/policy"]
+    assert main(["sft", *sft_arguments(reach, *overrides)]) == 2
+    assert "context" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
+
+
+def test_a_model_that_cannot_be_written_takes_no_steps_away(reach: Path, tmp_path: Path) -> None:
+    output, partial = tmp_path / "policy", tmp_path / "policy.partial"
+    path, *overrides = sft_arguments(reach)
+    engine = build_sft_engine(load_config(SftConfig, path, overrides))
+    with (
+        pytest.raises(RunError, match="cannot be written"),
+        finished_steps(engine, output, {}) as steps,
+    ):
+        steps.add(1)
+        left = contents(partial)
+        with files_of_at_most(16_000):
+            engine.save_model(output)
+    assert left and contents(tmp_path) == left
+
+
+class SlowDisk:
+    """An engine whose checkpoints take two seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.kept: list[int] = []
+
+    def save_checkpoint(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.kept.append(int(directory.name.removeprefix("step-")))
+        self.now += 2.0
+
+
+def test_steps_are_kept_when_losing_them_costs_much_more_than_keeping_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = SlowDisk()
+    monkeypatch.setattr(time, "monotonic", lambda: engine.now)
+    with suppress(KeyboardInterrupt), finished_steps(engine, tmp_path / "policy", {}) as steps:
+        for step in range(1, 15):
+            engine.now += 10.0
+            steps.add(step)
+        raise KeyboardInterrupt
+    assert engine.kept == [1, 7, 13]
+    assert [path.name for path in (tmp_path / "policy.partial").iterdir()] == ["step-000013"]
 
 
 def test_a_directory_that_is_no_model_is_not_replaced(
@@ -92,6 +229,7 @@ def test_an_impossible_output_is_refused_before_the_work(
         ("demonstrations=/nowhere/demos.jsonl", "/nowhere/demos.jsonl"),
         ("steps=0", "steps"),
         ("stepz=3", "stepz: unknown key"),
+        ("engine.kind=vllm", "engine: unknown key"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(

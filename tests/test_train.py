@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,20 @@ from graphpo_agent.cli import main
 from graphpo_agent.errors import RunError
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.net.chat import OpenAIChat
-from graphpo_agent.report.run_dir import RunDirectory, locked, write_atomically
+from graphpo_agent.report.atomic import write_atomically
+from graphpo_agent.report.run_dir import RunDirectory, locked
 from graphpo_agent.rewards.judge import Judge
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.types import Outcome, Task
 from tests.net.servers import Script, always, answer, serving
-from tests.worlds import ROOT, Storm, files_of_at_most, run_arguments, start_command
+from tests.worlds import (
+    ROOT,
+    Storm,
+    files_of_at_most,
+    run_arguments,
+    start_command,
+    wait_for,
+)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -166,7 +173,7 @@ def test_ctrl_c_is_status_130_and_one_line(reach: Path, tmp_path: Path) -> None:
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error == "graphpo: interrupted\n"
-    assert not list(run.glob("checkpoints/.partial-*"))
+    assert not list(run.glob("checkpoints/.partial*"))
     assert main(["train", "--resume", str(run), f"train.steps={rows(run)[-1]['step'] + 1}"]) == 0
 
 
@@ -220,15 +227,6 @@ def test_a_disk_that_is_full_at_a_whole_file_names_it_and_keeps_the_old_one(tmp_
         write_atomically(path, "new" * 100)
     assert caught.value.filename == str(path)
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
-
-
-def wait_for(happened: Any, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
-        if happened():
-            return
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.1)
-    raise AssertionError("nothing happened in two minutes")
 
 
 def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(

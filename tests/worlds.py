@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -186,6 +187,16 @@ def start_command(arguments: list[str], **settings: Any) -> subprocess.Popen[str
         text=True,
         **settings,
     )
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Return once it has happened in the process, which is still running."""
+    for _ in range(2400):
+        if happened():
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    raise AssertionError("nothing happened in two minutes")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,14 +20,14 @@ from typing import Any
 from graphpo_agent.data.jsonl import append_line
 from graphpo_agent.errors import RunError
 from graphpo_agent.locks import directory_lock
+from graphpo_agent.report.atomic import write_atomically
+from graphpo_agent.report.checkpoints import PROGRESS, Checkpoints, read_progress
 
 __all__ = [
     "Progress",
     "RunDirectory",
     "command_line",
     "locked",
-    "read_json",
-    "write_atomically",
 ]
 
 _PACKAGES = ("graphpo-agent", "torch", "transformers", "tokenizers", "numpy", "bm25s")
@@ -58,6 +57,7 @@ class RunDirectory:
         self.config_path = path / "config.yaml"
         self.manifest_path = path / "manifest.json"
         self.checkpoints_path = path / "checkpoints"
+        self._checkpoints = Checkpoints(self.checkpoints_path)
         # Verl's own file with the step of its newest checkpoint, written once that is complete.
         self.verl_newest_path = self.checkpoints_path / "latest_checkpointed_iteration.txt"
 
@@ -117,28 +117,15 @@ class RunDirectory:
             keep: checkpoints to keep.
             save: writes a directory with weights and optimiser state, whole or not at all.
         """
-        final = self.checkpoints_path / f"step-{progress.step:06d}"
-        partial = self.checkpoints_path / f".partial-{progress.step:06d}"
-        try:
-            save(partial)
-            state = asdict(progress) | {
-                "metrics_bytes": self.metrics_path.stat().st_size,
-                "graphs_bytes": self.graphs_path.stat().st_size,
-            }
-            write_atomically(partial / "progress.json", json.dumps(state))
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(old)
+        state = asdict(progress) | {
+            "metrics_bytes": self.metrics_path.stat().st_size,
+            "graphs_bytes": self.graphs_path.stat().st_size,
+        }
+        self._checkpoints.save(progress.step, state, keep, save)
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        found = self.checkpoints_path.glob("step-*/progress.json")  # written last
-        steps = {path.parent.name.removeprefix("step-"): path.parent for path in found}
-        return [steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)]
+        return self._checkpoints.whole()
 
     def latest_checkpoint(self) -> Path:
         """The newest complete checkpoint."""
@@ -151,16 +138,17 @@ class RunDirectory:
 
     def rewind(self, checkpoint: Path) -> Progress:
         """Cut the logs back to where a checkpoint was written, and say where that was."""
-        path = checkpoint / "progress.json"
+        state = read_progress(checkpoint)
         try:
-            state = dict(json.loads(path.read_text()))
             sizes = {
                 self.metrics_path: int(state.pop("metrics_bytes")),
                 self.graphs_path: int(state.pop("graphs_bytes")),
             }
             progress = Progress(**state)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{checkpoint / PROGRESS} is damaged ({error}); delete that checkpoint"
+            ) from None
         for log, size in sizes.items():
             if not log.is_file() or log.stat().st_size < size:
                 raise RunError(
@@ -209,38 +197,6 @@ def locked(directory: Path) -> Iterator[None]:
         except OSError as error:
             raise RunError(f"cannot create run directory {directory}: {error.strerror}") from None
         yield
-
-
-def read_json(path: Path) -> Any:
-    """What a file of a checkpoint holds.
-
-    Raises:
-        RunError: it is not there or damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; names the file.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _manifest(seed: int, command: Sequence[str]) -> dict[str, object]:

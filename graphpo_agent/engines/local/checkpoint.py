@@ -132,7 +132,7 @@ def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer)
 @contextmanager
 def _whole(directory: Path) -> Iterator[Path]:
     """A new directory that takes the place of ``directory`` if the ``with`` block succeeds."""
-    partial = directory.with_name(directory.name + ".partial")
+    partial = directory.with_name(f".{directory.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -1,0 +1,97 @@
+"""The checkpoints of what trains, each whole or not there."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphpo_agent.errors import RunError
+from graphpo_agent.report.atomic import write_atomically
+
+__all__ = ["PROGRESS", "Checkpoints", "read_json", "read_progress", "step_of"]
+
+PROGRESS = "progress.json"
+"""Where what trains stands, beside the weights and optimiser state of a checkpoint."""
+
+
+class Checkpoints:
+    """Directories ``step-000010/`` with weights, optimiser state and ``progress.json``."""
+
+    def __init__(self, path: Path) -> None:
+        """Those in ``path``, where there need be none yet."""
+        self._path = path
+        self._scratch = path / ".partial"
+
+    def save(
+        self, step: int, progress: Mapping[str, Any], keep: int, save: Callable[[Path], None]
+    ) -> None:
+        """Write a checkpoint whole or not at all, then delete all but the ``keep`` newest.
+
+        Args:
+            step: after which it is written.
+            progress: what ``read_progress`` gives back, as JSON.
+            keep: checkpoints to keep.
+            save: writes a directory with weights and optimiser state, whole or not at all.
+        """
+        final = self._path / f"step-{step:06d}"
+        partial = self._scratch / final.name
+        self._discard()
+        try:
+            save(partial)
+            write_atomically(partial / PROGRESS, json.dumps(progress))
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+        finally:
+            self._discard()
+        self._discard(*self.whole()[:-keep])
+
+    def whole(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        found = [path.parent for path in self._path.glob(f"step-*/{PROGRESS}")]
+        return sorted((path for path in found if _suffix(path).isdecimal()), key=step_of)
+
+    def clear(self) -> None:
+        """Delete all of them."""
+        self._discard(*self.whole())
+
+    def _discard(self, *checkpoints: Path) -> None:
+        """Delete checkpoints, of which a kill leaves no half in sight, and what a kill has left."""
+        for checkpoint in checkpoints:
+            self._scratch.mkdir(exist_ok=True)
+            checkpoint.rename(self._scratch / checkpoint.name)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """After which step a checkpoint was written."""
+    return int(_suffix(checkpoint))
+
+
+def _suffix(checkpoint: Path) -> str:
+    return checkpoint.name.removeprefix("step-")
+
+
+def read_progress(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint was saved with.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    path = checkpoint / PROGRESS
+    progress = read_json(path)
+    if not isinstance(progress, dict):
+        raise RunError(f"{path} is damaged (it holds no object); delete that checkpoint")
+    return progress
+
+
+def read_json(path: Path) -> Any:
+    """What a file of a checkpoint holds.
+
+    Raises:
+        RunError: it is not there or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
