@@ -1,5 +1,6 @@
 """What each verb does, in terms of the package. The command line only parses."""
 
+import functools
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -173,7 +174,8 @@ def rollout(
     check_apart([Path(out)], _inputs(config, [config_path, *overrides], paths))
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
-    sampling, scoring = build_sampling(config.sampling), build_step_scoring(config.method)
+    sampling, scorer = build_sampling(config.sampling), build_step_scoring(config.method)
+    scoring = None if scorer is None else functools.partial(scorer, tokenizer=policy.tokenizer)
     files = {"tasks": [Path(each) for each in paths]}
     named = output_name("rollout", config, _NOT_GROWN, files, count=count)
     seed, budget = (config.seed, "rollout"), build_budget(config.budget)
@@ -182,12 +184,13 @@ def rollout(
         with _bar(len(tasks), len(graphs.missing), "graph", out) as bar:
 
             def finished(rollout: Rollout) -> None:
-                if scoring is not None:
-                    (rollout,) = scoring([rollout], policy.tokenizer)
                 graphs.add(rollout, policy.tokenizer)
                 bar.update()
 
-            rollouts = grower.grow(policy, graphs.missing, method, sampling, seed, budget, finished)
+            missing = graphs.missing
+            rollouts = grower.grow(
+                policy, missing, method, sampling, seed, budget, finished, scoring=scoring
+            )
         graphs.outages.check(config.outage_limit)
         write_atomically(Path(out), "\n".join(graphs.lines) + "\n")
     if 0 < len(rollouts) < len(tasks):

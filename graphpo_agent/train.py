@@ -41,7 +41,7 @@ from graphpo_agent.report.run_dir import (
     RunDirectory,
     command_line,
 )
-from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks
+from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks, told_left_out
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
@@ -110,10 +110,7 @@ def prepare(config: RunConfig) -> Setup:
     return Setup(
         tasks=tasks,
         heldout=heldout,
-        notes=[
-            f"{len(reasons):,} training tasks are left out, as the first: {reason}"
-            for reason in reasons[:1]
-        ],
+        notes=told_left_out(reasons),
         grower=grower,
         method=method,
         budget=build_budget(config.budget),

@@ -25,7 +25,7 @@ from graphpo_agent.report.html import write_report
 from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
 from graphpo_agent.report.run_files import flatten, read_run
 from graphpo_agent.train import prepare, train
-from graphpo_agent.train_verl import check_verl, rewind_logs, train_through_verl
+from graphpo_agent.train_verl import prepare_verl, rewind_logs, train_through_verl
 
 __all__ = [
     "FinishedRun",
@@ -134,9 +134,9 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
 
 def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> FinishedRun:
     """``train_run`` through verl; its checkpoints are verl's own."""
-    check_verl(config, training=True)
+    left_out, notes = prepare_verl(config)
     path = resume or Path(config.output)
-    header = [f"{config.method.name} → {path}"]
+    header = [f"{config.method.name} → {path}", *notes]
 
     def going() -> None:  # what cannot go on changes nothing
         if resume is not None:
@@ -152,7 +152,7 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
             header += _changes(run, config)
         console.start(config.train.steps, header)
         try:
-            train_through_verl(config, run, console, resume is not None, going)
+            train_through_verl(config, run, console, resume is not None, going, left_out)
         finally:
             console.close()
     return _finished(run, config, after=None, model=None)

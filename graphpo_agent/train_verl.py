@@ -1,28 +1,19 @@
-"""A run through verl: what its workers grow graphs with, and its start, logs and end."""
+"""A run through verl: its checks, start, logs and end."""
 
 import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import yaml
-
 from graphpo_agent.build import (
-    build_budget,
     build_expander,
-    build_grower,
-    build_objective,
-    build_sampling,
-    build_step_scoring,
     build_tasks,
+    check_enough,
     device_of,
 )
-from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.model import (
@@ -31,183 +22,42 @@ from graphpo_agent.engines.local.model import (
     full_attention_limit,
     model_config,
 )
-from graphpo_agent.engines.local.token_weights import LossAggregation
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
 from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
-from graphpo_agent.engines.verl.rows import WeightedRow, moving_rows, weighted_rows
 from graphpo_agent.engines.verl.settings import (
-    advantage_terms,
     check_sharing,
     verl_engine,
     verl_settings,
 )
-from graphpo_agent.engines.verl.worker import GrownGraph
 from graphpo_agent.errors import ConfigError, RunError, first_line
-from graphpo_agent.evals.heldout import leaves
-from graphpo_agent.graph.budget import Budget
-from graphpo_agent.graph.jsonl import graph_to_json
-from graphpo_agent.graph.samples import TrainingSample
-from graphpo_agent.methods.grpo import Grpo
-from graphpo_agent.methods.method import Method, credits_of, training_sample
-from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
-from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.rollout.fitting import check_fitting
-from graphpo_agent.rollout.grow import Grower, Rollout
-from graphpo_agent.rollout.outages import outages_of
-from graphpo_agent.rollout.seeds import derive_seed
-from graphpo_agent.rollout.step_scores import StepScoring
-from graphpo_agent.types import SamplingParams, Task
+from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks, told_left_out
 
 __all__ = [
-    "RunWorker",
     "check_verl",
-    "make_worker",
+    "prepare_verl",
     "rewind_logs",
     "train_through_verl",
 ]
 
-WORKER = "graphpo_agent.train_verl:make_worker"
+WORKER = "graphpo_agent.verl_worker:make_worker"
 
 
-@dataclass(frozen=True, slots=True)
-class RunWorker:
-    """A run's own way to grow and credit a graph (``engines.verl.worker.GraphWorker``)."""
-
-    tokenizer: Tokenizer
-    stops: StopFinder
-    max_context_tokens: int
-    grower: Grower
-    method: Method
-    budget: Budget
-    sampling: SamplingParams
-    step_scoring: StepScoring | None
-    aggregation: LossAggregation
-    horizon: int
-    moves_all: bool
-    terms: int
-    seed: int
-    prompts_per_step: int
-
-    def grow(self, policy: Policy, task: Task, step: int) -> GrownGraph:
-        """The graph of one task of a training step: grown, scored, credited, cut into rows.
-
-        Raises:
-            ConfigError: the method gives an edge another number of advantages than it said.
-        """
-        (rollout,) = self.grower.grow(
-            policy, [task], self.method, self.sampling, (self.seed, step), self.budget
-        )
-        if self.step_scoring is not None:
-            (rollout,) = self.step_scoring([rollout], policy.tokenizer)
-        (credit,) = credits_of(self.method, [rollout.graph], [rollout.classes])
-        metrics = rollout_metrics([rollout]) | credit_metrics([credit])
-        metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
-        sample = training_sample(rollout.graph, credit)
-        self._check_terms(sample)
-        rows = weighted_rows(sample, self.aggregation, self.horizon)
-        met = outages_of([rollout], policy.tokenizer.decode)
-        if not credit.has_signal or not rows.rows:
-            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, met)
-        line = None
-        if derive_seed(step, task.id) % self.prompts_per_step == 0:  # about one a step
-            named = replace(rollout.graph, id=f"step-{step}/{task.id}")
-            line = graph_to_json(named, credit.classes)
-        trained = rows.rows if self.moves_all else moving_rows(rows.rows)
-        trained = trained or [_untrained(rollout, self.terms)]
-        return GrownGraph(trained, rows.total, metrics, met, line)
-
-    def _check_terms(self, sample: TrainingSample) -> None:
-        found = 1 if sample.row_advantages is not None else len(sample.advantages)
-        if found != self.terms:
-            raise ConfigError(
-                f"method {self.method.name} gives an edge {found} advantages, and verl was told of "
-                f"{self.terms}: set method.terms={found}"
-            )
-
-    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
-        """One trajectory of a held-out task, judged as ``evals.heldout`` does."""
-        (rollout,) = self.grower.grow(
-            policy, [task], Grpo(group_size=1), self.sampling, (self.seed, "evaluation", number)
-        )
-        ((_, reward),) = leaves(rollout)
-        return _untrained(rollout, self.terms), reward
-
-
-def make_worker(config: str) -> RunWorker:
-    """A worker of a run, in a process of verl's.
-
-    Args:
-        config: the resolved configuration.
-    """
-    run = RunConfig.model_validate(yaml.safe_load(config))
-    tokenizer = HfTokenizer.load(run.model.path)
-    return RunWorker(
-        tokenizer=tokenizer,
-        stops=StopFinder(tokenizer, model_config(run.model.path).vocab_size),
-        max_context_tokens=verl_engine(run).max_context_tokens,
-        grower=build_grower(run),
-        method=build_method(run.method),
-        budget=build_budget(run.budget),
-        sampling=build_sampling(run.sampling),
-        step_scoring=build_step_scoring(run.method),
-        aggregation=run.update.loss_aggregation,
-        horizon=run.mode.max_response_tokens,
-        moves_all=build_objective(run.update).moves_all,
-        terms=advantage_terms(run.method),
-        seed=run.seed,
-        prompts_per_step=run.train.prompts_per_step,
-    )
-
-
-def _untrained(rollout: Rollout, terms: int) -> WeightedRow:
-    """The first path of a graph, none of it trained."""
-    graph = rollout.graph
-    path = [0, *graph.path(int(graph.leaves[0]))]
-    spans = [np.arange(graph.offsets[v], graph.offsets[v + 1]) for v in path]
-    tokens = np.concatenate(spans)
-    return WeightedRow(
-        token_ids=graph.token_ids[tokens],
-        prompt_tokens=len(spans[0]),
-        loss_mask=graph.loss_mask[tokens],
-        logprobs=graph.logprobs[tokens],
-        weights=np.zeros(len(tokens)),
-        advantages=np.zeros((terms, len(tokens))),
-    )
-
-
-def check_verl(config: RunConfig, training: bool = False) -> list[str]:
+def check_verl(config: RunConfig) -> list[str]:
     """Check verl's side of a run as far as it goes without GPUs and data.
-
-    Args:
-        config: the run.
-        training: it is about to be trained, so that verl must be there.
 
     Returns:
         Lines about it for a reader.
 
     Raises:
-        ConfigError: verl or the model refuses the settings, or verl is not installed.
-        DataError: a task cannot be used, or its prompt does not fit.
-        ModelError: there is no such model.
+        ConfigError: verl refuses the settings.
     """
     if not is_installed():
-        if not training:
-            return ["verl: not installed here, its own configuration has not been checked"]
-        raise ConfigError(
-            'engine.kind is verl, which is not installed: pip install "graphpo-agent[verl]" on '
-            'machines with GPUs, else "graphpo-agent[verl-cpu]"'
-        )
-    engine = verl_engine(config)
-    if training:
-        tasks, heldout = build_tasks(config)
-        _check_context(config)
-        _check_attention(config)
-        _check_prompts(config, [*tasks, *heldout])
-    composed = _composed(config, Path(config.output))
+        return ["verl: not installed here, its own configuration has not been checked"]
+    engine, composed = verl_engine(config), _composed(config, Path(config.output))
     validate(composed)
     if engine.share_prefixes:
         check_sharing(composed)
@@ -219,6 +69,39 @@ def check_verl(config: RunConfig, training: bool = False) -> list[str]:
     ]
 
 
+def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
+    """Check all that a run needs before it starts.
+
+    Returns:
+        The places of the training tasks whose prompts do not fit, which are left out, and what a
+        reader should know of that.
+
+    Raises:
+        ConfigError: verl or the model refuses the settings, verl is not installed, or a step needs
+            more tasks than there are.
+        DataError: a task cannot be used, or the prompt of a held-out task does not fit.
+        ModelError: there is no such model.
+    """
+    if not is_installed():
+        raise ConfigError(
+            'engine.kind is verl, which is not installed: pip install "graphpo-agent[verl]" on '
+            'machines with GPUs, else "graphpo-agent[verl-cpu]"'
+        )
+    tasks, heldout = build_tasks(config)
+    _check_context(config)
+    _check_attention(config)
+    tokenizer, expander = HfTokenizer.load(config.model.path), build_expander(config.mode)
+    room = verl_engine(config).max_context_tokens
+    with closing(asyncio.new_event_loop()) as loop:
+        policy = ServerPolicy(_no_server, loop, tokenizer, StopFinder(tokenizer, 0), room)
+        fitting, reasons = fitting_tasks(expander, policy, tasks)
+        check_enough(config, fitting)
+        check_fitting(expander, policy, heldout)
+    check_verl(config)
+    ids = {task.id for task in fitting}
+    return [i for i, task in enumerate(tasks) if task.id not in ids], told_left_out(reasons)
+
+
 def _check_context(config: RunConfig) -> None:
     """Raise ConfigError where contexts may be longer than the model is made for."""
     wanted, model = verl_engine(config).max_context_tokens, model_config(config.model.path)
@@ -228,15 +111,6 @@ def _check_context(config: RunConfig) -> None:
         limit = int(limit * (rope.get("factor") or 1))
     if limit:
         check_context(wanted, limit, config.model.path)
-
-
-def _check_prompts(config: RunConfig, tasks: Sequence[Task]) -> None:
-    """Raise DataError where a prompt leaves no room in the context: verl's data has all tasks."""
-    tokenizer = HfTokenizer.load(config.model.path)
-    room = verl_engine(config).max_context_tokens
-    with closing(asyncio.new_event_loop()) as loop:
-        policy = ServerPolicy(_no_server, loop, tokenizer, StopFinder(tokenizer, 0), room)
-        check_fitting(build_expander(config.mode), policy, tasks)
 
 
 async def _no_server(token_ids: list[int], sampling: dict[str, Any]) -> Drawn:
@@ -255,12 +129,16 @@ def _check_attention(config: RunConfig) -> None:
 
 
 def _composed(
-    config: RunConfig, run: Path, resume: bool = False, dropped: Sequence[str] = ()
+    config: RunConfig,
+    run: Path,
+    resume: bool = False,
+    dropped: Sequence[str] = (),
+    left_out: Sequence[int] = (),
 ) -> Any:
     # As JSON, which is YAML, and without the sign that OmegaConf would put a value for.
     text = json.dumps(config.model_dump(mode="json")).replace("$", r"\u0024")
     device = _device(config)
-    settings = verl_settings(config, run.resolve(), device, WORKER, text, resume, dropped)
+    settings = verl_settings(config, run.resolve(), device, WORKER, text, resume, dropped, left_out)
     return compose(settings, verl_engine(config).overrides)
 
 
@@ -274,6 +152,7 @@ def train_through_verl(
     console: RunConsole,
     resume: bool,
     going: Callable[[], None],
+    left_out: Sequence[int],
 ) -> None:
     """Train until the last step.
 
@@ -283,6 +162,7 @@ def train_through_verl(
         console: where progress is shown.
         resume: go on from verl's newest checkpoint.
         going: called once, when the first row of metrics is there.
+        left_out: from ``prepare_verl``.
 
     Raises:
         ConfigError: verl is not installed or refuses its settings.
@@ -294,7 +174,7 @@ def train_through_verl(
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(
-            _composed(config, run.path, resume, dropped),
+            _composed(config, run.path, resume, dropped, left_out),
             environment(device, engine.kv_cache_gib, engine.share_prefixes),
             engine.ray_address,
             gpus,

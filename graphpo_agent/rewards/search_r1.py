@@ -2,7 +2,8 @@
 
 A path is *well formed* where every turn is one ``<think>`` element and one action element,
 ``<search>`` in all turns but the last and ``<answer>`` in the last, with only white space between.
-In the Hermes dialect the action of those turns is a ``<tool_call>`` element.
+In the Hermes dialect the action of those turns is a ``<tool_call>`` element, and tags in a call's
+strings and code are plain text.
 ``graphpo_agent.rewards.transcripts`` has the authors' rule on a whole transcript instead.
 """
 
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
+from graphpo_agent.call_text import without_call_text
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.rewards.qa import (
     Unit,
@@ -68,7 +70,7 @@ def is_well_formed(turns: Sequence[str], call_tag: CallTag = "search") -> bool:
 
 def _hermes_letters(text: str) -> str:
     """``tag_letters`` with the letters S of ``tool_call`` and I of ``tool_response``."""
-    parts = _HERMES_TAG.split(text)
+    parts = _HERMES_TAG.split(without_call_text(text))
     return "".join(
         _hermes_letter(part, bool(i % 2)) for i, part in enumerate(parts) if part.strip()
     )

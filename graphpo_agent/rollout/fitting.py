@@ -6,7 +6,7 @@ from graphpo_agent.errors import DataError
 from graphpo_agent.protocols import Expander, Policy
 from graphpo_agent.types import Task
 
-__all__ = ["check_fitting", "fitting_tasks"]
+__all__ = ["check_fitting", "fitting_tasks", "told_left_out"]
 
 
 def fitting_tasks(
@@ -38,3 +38,11 @@ def check_fitting(expander: Expander, policy: Policy, tasks: Sequence[Task]) -> 
     if reasons:
         more = f" ({len(reasons):,} such tasks of {len(tasks):,})" if len(reasons) > 1 else ""
         raise DataError(f"{reasons[0]}{more}")
+
+
+def told_left_out(reasons: Sequence[str]) -> list[str]:
+    """A line about training tasks that are left out; none where all fit."""
+    return [
+        f"{len(reasons):,} training tasks are left out, as the first: {reason}"
+        for reason in reasons[:1]
+    ]

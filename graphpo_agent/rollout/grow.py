@@ -148,6 +148,7 @@ class Grower:
         budget: Budget = UNLIMITED,
         finished: Callable[[Rollout], object] = lambda rollout: None,
         prefixes: Mapping[str, Prefix] = NO_PREFIXES,
+        scoring: Callable[[list[Rollout]], list[Rollout]] | None = None,
     ) -> list[Rollout]:
         """One graph per task.
 
@@ -160,6 +161,7 @@ class Grower:
             budget: of each prompt.
             finished: given each graph as soon as it is finished.
             prefixes: by task id, the beginning of an answer that belongs to the root.
+            scoring: puts scores on finished graphs, beside the sampling of the others.
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), _TASKS_AT_ONCE):
@@ -175,6 +177,7 @@ class Grower:
                     seed_parts,
                     budget,
                     finished,
+                    scoring,
                 )
                 for task in batch
             ]
@@ -194,6 +197,7 @@ class Grower:
         seed_parts: tuple[int | str, ...],
         budget: Budget,
         finished: Callable[[Rollout], object],
+        scoring: Callable[[list[Rollout]], list[Rollout]] | None,
     ) -> Rollout:
         """The graph of one task, layer by layer, until the method or the budget ends it."""
         one = await self._start(scheduler, task, prefix, method)
@@ -212,6 +216,8 @@ class Grower:
             if one.ledger.generated_tokens == before:  # nothing can be sampled any more
                 break
         rollout = one.finished(method.merging, self.outages)
+        if scoring is not None:
+            (rollout,) = await scheduler.together(scoring, [rollout])
         finished(rollout)
         return rollout
 

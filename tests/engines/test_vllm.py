@@ -41,6 +41,7 @@ from graphpo_agent.protocols import Policy
 from graphpo_agent.rollout import scheduler
 from graphpo_agent.types import Completion, Demonstration, Piece, SampleRequest, SamplingParams
 from tests.engines.tiny import save_tokenizer
+from tests.engines.turns import check_turns, draw_turns, learner_of_call, teach_call
 from tests.worlds import ROOT, run_arguments, sft_overrides, start_command
 
 pytestmark = pytest.mark.vllm
@@ -71,11 +72,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def save_model(place: Path, seed: int) -> None:
+def save_model(place: Path, seed: int, extra_ids: int = EXTRA_IDS) -> None:
     """A random float32 Qwen2 with tied embeddings; spread far from uniform."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=HfTokenizer.load(str(place)).vocab_size + EXTRA_IDS,
+        vocab_size=HfTokenizer.load(str(place)).vocab_size + extra_ids,
         tie_word_embeddings=True,
         **SIZES,
     )
@@ -335,6 +336,17 @@ def test_what_the_learner_learns_reaches_the_policy(
     (forgotten,) = complete(policy, [SampleRequest(policy.open(prompt), 0, 20)], greedy)
     assert forgotten.token_ids != learned.token_ids
     assert distance(load_model(str(tmp_path / "before")), prompt, forgotten) < 1e-4
+
+
+def test_a_turn_that_goes_on_behind_a_stop_string_is_as_if_drawn_at_once(
+    policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer
+) -> None:
+    teach_call(VllmEngine(learner_of_call(model, tokenizer), policy))
+    drawn = draw_turns(policy)
+    check_turns(drawn, model, tokenizer)
+    wanted = draw_turns(LocalPolicy(model, tokenizer))
+    same = [a.token_ids == b.token_ids for a, b in zip(drawn, wanted, strict=True)]
+    assert sum(same) >= len(same) - 1
 
 
 def test_adapters_reach_the_policy_added_to_the_weights(

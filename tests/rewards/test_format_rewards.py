@@ -44,7 +44,11 @@ def test_well_formed_turns(turns, well_formed):
     assert is_well_formed(turns) is well_formed
 
 
-CALL = '<think> who? </think>\n<tool_call>\n{"name": "search"}\n</tool_call>'
+def call(content):
+    return f"<think> who? </think>\n<tool_call>\n{content}\n</tool_call>"
+
+
+CALL = call('{"name": "search"}')
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,18 @@ CALL = '<think> who? </think>\n<tool_call>\n{"name": "search"}\n</tool_call>'
         ((CALL + "<tool_response> mine </tool_response>", ANSWER), False),
         (("<tool_call> {} </tool_call>", ANSWER), False),
         (("<think> is it <search>? </think> <tool_call> {} </tool_call>", ANSWER), True),
+        (
+            (
+                call('{"name": "python", "arguments": {"code": "print(\\"<answer></answer>\\")"}}'),
+                ANSWER,
+            ),
+            True,
+        ),
+        ((call('```json\n{"name": "</think>"}\n```'), ANSWER), True),
+        ((call('{"name": "python"}\n<code>\n# </answer> <tool_response>\n</code>'), ANSWER), True),
+        ((call('{"name": "python"} <answer>'), ANSWER), False),
+        ((call('"<answer>"'), ANSWER), False),
+        ((call('{"name": "<tool_call>"}'), ANSWER), False),
     ],
 )
 def test_well_formed_turns_of_the_hermes_dialect(turns, well_formed):

@@ -188,3 +188,14 @@ class Library:
         if query not in self._documents:
             return ToolResult(text=f"no shelf for {query}", failure=self.failure)
         return ToolResult(findings=(Finding(query, tuple(self._documents[query])),))
+
+
+class Printer:
+    """A tool that says the code it is given."""
+
+    name = "python"
+    description = "Says the code."
+    schema: Mapping[str, Any] = {"type": "object"}
+
+    def run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
+        return [ToolResult(call["code"]) for call in calls]

@@ -1,8 +1,6 @@
 import json
 import math
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +33,7 @@ from tests.rollout.scripted import (
     START,
     ByteTokenizer,
     Library,
+    Printer,
     ScriptedPolicy,
     bytes_of,
     expand,
@@ -447,17 +446,6 @@ def test_a_hermes_path_is_a_conversation_in_the_chat_template():
     ]
     path = [i for step in steps for i in step.token_ids]
     assert steps[-1].state.context.token_ids == (*root.prompt_ids, *path)
-
-
-class Printer:
-    """A tool that says the code it is given."""
-
-    name = "python"
-    description = "Says the code."
-    schema: Mapping[str, Any] = {"type": "object"}
-
-    def run(self, calls):
-        return [ToolResult(call["code"]) for call in calls]
 
 
 CODE = "print('<answer>x</answer>')\nprint('</answer>')"

@@ -25,20 +25,17 @@ def kill(command: list[str], out: Path) -> list[str]:
     return Path(f"{out}.partial").read_text().splitlines()[1:]
 
 
-@pytest.mark.parametrize(
-    "method", [[], ["method={name: prm, scorer: {class: 'tests.worlds:LengthScorer'}}"]]
-)
 def test_a_killed_rollout_goes_on_to_the_same_graphs(
-    method: list[str], reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, out = tmp_path / "whole.jsonl", tmp_path / "graphs.jsonl"
-    assert main(arguments(reach, whole, *method)) == 0
+    assert main(arguments(reach, whole)) == 0
     capsys.readouterr()
-    finished = kill(arguments(reach, out, *method), out)
+    finished = kill(arguments(reach, out), out)
     assert 2 <= len(finished) < 6
     with Path(f"{out}.partial").open("a") as file:
         file.write(finished[0][:50])  # a kill in the middle of a line
-    assert main(arguments(reach, out, *method)) == 0
+    assert main(arguments(reach, out)) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{len(finished)} of 6 tasks were finished before: {out}.partial\n")
     assert f"of the {6 - len(finished)} graphs that were grown now:\n" in said
@@ -68,11 +65,15 @@ def test_settings_of_which_nothing_was_finished_stand_in_no_way(
     assert main(arguments(reach, out)) == 0
 
 
+@pytest.mark.parametrize(
+    "method", [[], ["method={name: prm, scorer: {class: 'tests.worlds:LengthScorer'}}"]]
+)
 def test_tasks_that_met_an_outage_are_grown_again(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: list[str], reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, down = tmp_path / "graphs.jsonl", tmp_path / "down"
-    command = [*arguments(reach, out), f"reward={{class: tests.worlds:Flaky, down: {down}}}"]
+    whole, out, down = tmp_path / "whole.jsonl", tmp_path / "graphs.jsonl", tmp_path / "down"
+    verifier = f"reward={{class: tests.worlds:Flaky, down: {down}}}"
+    command = [*arguments(reach, out, *method), verifier]
     down.touch()
     assert main(command) == 2
     assert "trajectories unscored" in capsys.readouterr().err and not out.exists()
@@ -80,7 +81,9 @@ def test_tasks_that_met_an_outage_are_grown_again(
     assert main(command) == 0
     said = capsys.readouterr().out
     assert " of 6 tasks were finished before" in said and not said.startswith("6")
+    assert main([*arguments(reach, whole, *method), verifier]) == 0
+    assert out.read_text() == whole.read_text()
     graphs = [json.loads(line) for line in out.open()]
-    assert len(graphs) == 6
     ends = [node for graph in graphs for node in graph["nodes"] if node["terminal"]]
     assert ends and all(node["reward"] is not None for node in ends)
+    assert all("step_score" in node for node in ends) == bool(method)

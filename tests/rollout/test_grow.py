@@ -1,5 +1,7 @@
 """The layer loop over a world without a model: a walk on the numbers, one token a step."""
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -359,3 +361,37 @@ def test_max_layer_gap_and_the_rest_of_merging_reach_the_loop() -> None:
 def test_what_is_saved_and_given_to_others_is_booked_apart():
     ledgers = [one.ledger for one in grow(GraphPO(schedule=(6, 4, 2), reallocate="none"))]
     assert all(ledger.saved > 0 == ledger.reallocated for ledger in ledgers)
+
+
+def test_graphs_are_scored_while_others_grow() -> None:
+    begun, went_on = threading.Event(), threading.Event()
+
+    class Slow(Walk):
+        async def expand(self, scheduler: Any, states: Sequence[PathState], *rest: Any) -> Any:
+            if states[0].task.id == "walk-1":
+                while not begun.is_set():
+                    await asyncio.sleep(0.001)
+                went_on.set()
+            return await super().expand(scheduler, states, *rest)
+
+    def scoring(rollouts: list[Rollout]) -> list[Rollout]:
+        begun.set()
+        assert went_on.wait(20), "the others wait for the scores"
+        return [
+            replace(each, graph=replace(each.graph, step_scores=np.full(each.graph.num_nodes, 0.5)))
+            for each in rollouts
+        ]
+
+    finished: list[Rollout] = []
+    found = grower(Slow()).grow(
+        NoPolicy(),  # type: ignore[arg-type]
+        tasks(3),
+        Grpo(group_size=2),
+        SamplingParams(),
+        (0, "step"),
+        finished=finished.append,
+        scoring=scoring,
+    )
+    assert {id(each) for each in finished} == {id(each) for each in found}
+    assert [each.task.id for each in found] == ["walk-0", "walk-1", "walk-2"]
+    assert all((each.graph.step_scores == 0.5).all() for each in found)

@@ -20,13 +20,18 @@ class TaskDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, data_files: str | Sequence[str], max_samples: int = -1, **others: object
+        self, data_files: str | Sequence[str], config: Any, max_samples: int = -1, **others: object
     ) -> None:
-        """Read the tasks; ``others`` is what verl gives to every data set."""
+        """Read the tasks, but for the training tasks at ``config.left_out``.
+
+        ``others`` is what verl gives to every data set.
+        """
         paths = [data_files] if isinstance(data_files, str) else list(data_files)
         tasks = load_tasks(*map(Path, paths))
         self._heldout = max_samples > 0
-        self._tasks = tasks[:max_samples] if self._heldout else tasks
+        left_out = frozenset(config.left_out)
+        fitting = [task for place, task in enumerate(tasks) if place not in left_out]
+        self._tasks = tasks[:max_samples] if self._heldout else fitting
 
     def __len__(self) -> int:
         return len(self._tasks)

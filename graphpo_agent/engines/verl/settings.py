@@ -139,6 +139,7 @@ def verl_settings(
     config_text: str,
     resume: bool = False,
     dropouts: Sequence[str] = (),
+    left_out: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Verl's settings by their dotted names; ``+`` before a name that verl does not know itself.
 
@@ -151,12 +152,14 @@ def verl_settings(
         resume: the run goes on; what it began with is not evaluated again.
         dropouts: fields of the model's configuration to be 0: verl updates in training mode, and
             what it drops would make the importance ratios noise.
+        left_out: places of the training tasks that are not drawn.
     """
     settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
     settings |= _rollout_settings(config)
     if verl_engine(config).share_prefixes:
         settings |= _SHARING
     settings |= {f"+actor_rollout_ref.model.override_config.{name}": 0.0 for name in dropouts}
+    settings["+data.left_out"] = list(left_out)
     settings["trainer.device"] = device
     settings["trainer.val_before_train"] = config.tasks.heldout is not None and not resume
     if device == "cpu":

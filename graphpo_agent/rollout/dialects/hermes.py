@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graphpo_agent.call_text import FENCE, STRING_OR_CODE, ends_inside_call
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.rollout.dialects.base import (
     Action,
@@ -51,14 +52,9 @@ _NO_ACTION = (
 )
 _NOT_JSON = "That tool call is not valid JSON. Write one object with the keys name and arguments."
 _JSON = json.JSONDecoder(strict=False)
-_FENCE = r"```(?:json)?+\s*+"
-_FENCED = re.compile(_FENCE)
-_CALL_BEGUN = re.compile(rf"<tool_call>\s*+(?:{_FENCE})?+\{{")
-_STRING_OR_CODE = r'"(?:[^"\\]|\\.?)*+(?P<end>"?)|<code>.*+'
-"""A string, to its end or that of the text, or all that follows where code begins."""
-_STRINGS_AND_CODE = re.compile(_STRING_OR_CODE, re.DOTALL)
+_FENCED = re.compile(FENCE)
 _LAST_COMMA = re.compile(
-    rf'(?P<kept>{_STRING_OR_CODE})|(?<=[\w"}}\]])\s*+,(?=\s*+[}}\]])', re.DOTALL
+    rf'(?P<kept>{STRING_OR_CODE})|(?<=[\w"}}\]])\s*+,(?=\s*+[}}\]])', re.DOTALL
 )
 """A comma behind the last value of an object or a list; on the way there, what has none."""
 
@@ -146,13 +142,13 @@ class HermesDialect:
     def parse(self, text: str) -> Action:
         """The action whose closing tag comes first, or what is wrong with the turn."""
         call, answer = first_element(text, "tool_call"), first_element(text, "answer")
-        if answer is not None and _is_inside_call(text[: answer[0]]):
+        if answer is not None and ends_inside_call(text[: answer[0]]):
             answer = None
         if call is not None and (answer is None or call[0] < answer[0]):
             return self._parse_call(call[1])
         if answer is not None:
             return FinalAnswer(answer[1])
-        return InvalidAction(_NO_ACTION, unfinished=_is_inside_call(text))
+        return InvalidAction(_NO_ACTION, unfinished=ends_inside_call(text))
 
     def observation(self, call: ToolCall, result: ToolResult) -> Observation:
         """The documents of a result, or its text where it has none, as a user's message.
@@ -200,15 +196,6 @@ class HermesDialect:
             within, closed, _ = code.rpartition("</code>")
             arguments = {**arguments, "code": (within if closed else code).strip("\n")}
         return ToolCall(name, arguments)
-
-
-def _is_inside_call(text: str) -> bool:
-    """Whether a text ends in a string or in the code of a call that has not closed."""
-    begun = _CALL_BEGUN.match(text, max(0, text.rfind("<tool_call>")))
-    if begun is None or "</tool_call>" in text[begun.end() :]:
-        return False
-    parts = _STRINGS_AND_CODE.finditer(text, begun.end())
-    return any(part["end"] != '"' for part in parts)
 
 
 def _json_and_rest(text: str) -> tuple[Any, str]:

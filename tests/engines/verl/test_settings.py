@@ -12,12 +12,14 @@ from transformers import GPT2Config, Qwen2Config
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config, read_yaml
+from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.model import dropouts
 from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
 from graphpo_agent.engines.verl.settings import check_settings, verl_settings
+from graphpo_agent.engines.verl.worker import task_from_line
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.train_verl import _composed, rewind_logs
+from graphpo_agent.train_verl import _composed, prepare_verl, rewind_logs
 from tests.worlds import ROOT, files_of_at_most, run_arguments
 
 REACH = ROOT / "configs/toy/reach.yaml"
@@ -334,17 +336,45 @@ def test_a_setting_that_verl_does_not_know_is_one_line(
     assert told in error and error.count("\n") == 1
 
 
+def with_long_tasks(reach: Path, place: Path) -> Path:
+    """Four tasks of reach, and between them two whose prompts do not fit."""
+    rows = [json.loads(line) for line in (reach / "train.jsonl").read_text().splitlines()[:4]]
+    long = [rows[0] | {"id": f"long {n}", "question": "a " * 80} for n in (1, 2)]
+    train = place / "train.jsonl"
+    rows = [*rows[:1], long[0], *rows[1:], long[1]]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return train
+
+
+@pytest.mark.verl
+def test_training_tasks_whose_prompts_do_not_fit_are_left_out(reach: Path, tmp_path: Path) -> None:
+    from graphpo_agent.engines.verl.dataset import TaskDataset
+
+    train = with_long_tasks(reach, tmp_path)
+    changes = [ENGINE, "train.max_resample=0", f"tasks.train={train}"]
+    name, *arguments = run_arguments(reach, tmp_path / "run", *changes)
+    run = load_config(RunConfig, name, arguments)
+    left_out, (note,) = prepare_verl(run)
+    assert left_out == [1, 5]
+    assert re.fullmatch(
+        r"2 training tasks are left out, as the first: task 'long 1': its prompt has \d+ .*", note
+    )
+    data = _composed(run, tmp_path, left_out=left_out).data
+    drawn = TaskDataset(str(train), config=data)
+    ids = [task_from_line(drawn[i]["task"]).id for i in range(len(drawn))]
+    assert ids == [task.id for task in load_tasks(train) if "long" not in task.id]
+    # Held-out tasks are others, and those that do not fit have been refused.
+    assert len(TaskDataset(str(train), config=data, max_samples=3)) == 3
+
+
 @pytest.mark.verl
 def test_what_the_context_cannot_hold_is_told_before_anything_starts(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = (reach / "train.jsonl").read_text().splitlines()
-    long = [json.loads(lines[0]) | {"id": f"long {n}", "question": "a " * 80} for n in (1, 2)]
-    train = tmp_path / "train.jsonl"
-    train.write_text("\n".join([*map(json.dumps, long), *lines[:4]]) + "\n")
+    train = with_long_tasks(reach, tmp_path)
     for overrides, told in (
-        ([f"tasks.train={train}"], r"task 'long 1': its prompt has \d+ .*\(2 such tasks of 14\)"),
-        ([f"tasks.heldout={train}"], r"task 'long 1': its prompt has \d+ "),
+        ([f"tasks.heldout={train}"], r"task 'long 1': its prompt has \d+ .*\(2 such tasks of 6\)"),
+        ([f"tasks.train={train}", "train.prompts_per_step=5"], "has 4 tasks that can be used"),
         (
             ["engine.max_context_tokens=1000"],
             r"engine.max_context_tokens is 1000, but .* holds 512",

@@ -29,10 +29,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(900)
 def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    run, train = tmp_path / "run", tmp_path / "train.jsonl"
+    lines = (world / "train.jsonl").read_text().splitlines()[:6]  # all are drawn in two steps
+    long = json.loads(lines[0]) | {"id": "long", "question": "a " * 80}
+    train.write_text("\n".join([json.dumps(long), *lines]) + "\n")
     arguments = run_arguments(
         world, run, ENGINE, "train.steps=2", "train.max_resample=0", "train.eval_tasks=4"
     )
+    arguments.append(f"tasks.train={train}")
     done = subprocess.run(
         [sys.executable, "-m", "graphpo_agent.cli", "train", *arguments],
         cwd=ROOT,
@@ -43,6 +47,7 @@ def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"report: {run}" in done.stdout
+    assert "1 training tasks are left out, as the first: task 'long'" in done.stdout
 
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]

@@ -19,8 +19,8 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.protocols import Policy
-from graphpo_agent.train_verl import RunWorker, make_worker
 from graphpo_agent.types import Task
+from graphpo_agent.verl_worker import RunWorker, make_worker
 from tests.worlds import Storm, run_arguments
 
 ENGINE = "engine={kind: verl, max_context_tokens: 96}"
