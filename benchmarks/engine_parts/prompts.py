@@ -28,8 +28,12 @@ from .update import random_graphs
 __all__ = ["run"]
 
 TASKS, PATH = 16, 128
-SHAPES: Mapping[str, Sequence[int]] = {"one": (1,), "group": (8,), "graph": (6, 2, 1, 1)}
-"""What is trained behind each prompt; all paths are equally long."""
+SHAPES: Mapping[str, tuple[int, Sequence[int]]] = {
+    "one": (TASKS, (1,)),
+    "group": (TASKS // 4, (8,)),
+    "graph": (TASKS // 4, (6, 2, 1, 1)),
+}
+"""How many prompts are trained, and what behind each; all paths are equally long."""
 
 
 def run(quick: bool, out: Path, command: str) -> None:
@@ -37,7 +41,7 @@ def run(quick: bool, out: Path, command: str) -> None:
     result: dict[str, Any] = {"command": command, "machine": machine(), "rows": []}
     for name, dialect in dialects().items():
         for size in ("0.2M",) if quick else ("0.2M", "5M"):
-            row = {"dialect": name, "model": size} | measure(dialect, size, 1 if quick else 5)
+            row = {"dialect": name, "model": size} | measure(dialect, size, 1 if quick else 3)
             print(row, flush=True)
             result["rows"].append(row)
     write_result("prompts", result, _page(result), out)
@@ -78,10 +82,10 @@ def measure(dialect: Dialect, size: str, repeats: int) -> dict[str, Any]:
     }
     calls = {name: partial(_first_tokens, engine, own) for name, own in prompts.items()}
     row["first tokens"] = _ratio(calls, repeats)
-    for name, schedule in SHAPES.items():
-        graphs = random_graphs(schedule, PATH // len(schedule), 1, TASKS, SIZES[size].vocabulary)
+    for name, (count, schedule) in SHAPES.items():
+        graphs = random_graphs(schedule, PATH // len(schedule), 1, count, SIZES[size].vocabulary)
         calls = {
-            kind: partial(engine.update, [*map(_behind, own, graphs)], 0)
+            kind: partial(engine.update, [*map(_behind, own[:count], graphs)], 0)
             for kind, own in prompts.items()
         }
         row[name] = _ratio(calls, repeats)
@@ -128,9 +132,9 @@ def _page(result: dict[str, Any]) -> list[str]:
         "alike": "alike in all",
         "computed": "computed of all prompts",
         "first tokens": "first tokens ×",
-        "one": "update, one answer ×",
-        "group": "update, 8 answers ×",
-        "graph": "update, {6,2,1,1} ×",
+        "one": "update, 16 × one answer",
+        "group": "update, 4 × 8 answers",
+        "graph": "update, 4 × {6,2,1,1}",
     }
     shown = [
         row | {"computed": f"{row['prefilled']['shared'] / row['prefilled']['apart']:.0%}"}
@@ -141,7 +145,7 @@ def _page(result: dict[str, Any]) -> list[str]:
         f"The project's own prompt of each protocol, with {TASKS} short questions; a tokenizer of "
         "whole words, random models. Each ratio is the time of the same prompts behind a first "
         "token of their own, which have nothing in common, over the time of the prompts as they "
-        "are; CPU seconds of one thread, medians of five runs in turn. *First tokens*: a token is "
+        "are; CPU seconds of one thread, medians of three runs in turn. *First tokens*: a token is "
         f"drawn behind each prompt. *Update*: behind each prompt one answer of {PATH} random "
         f"tokens (as in supervised training), eight, or a graph with paths of {PATH} tokens.",
         "",
