@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.engine_parts import rows_attention, sampling, step
+from benchmarks.engine_parts import prompts, rows_attention, sampling, step
 from benchmarks.engine_parts.machine import slope
 from benchmarks.engine_parts.models import SIZES, make_model, questions, save_model
 from benchmarks.engine_parts.profile import category
@@ -169,3 +169,10 @@ def in_full(file: str) -> str:
 )
 def test_other_stacks_are_named_after_their_innermost_own_part(files, expected):
     assert category(files).startswith(expected)
+
+
+def test_prompts_with_a_first_token_of_their_own_share_nothing():
+    row = prompts.measure(prompts.dialects()["search_r1"], "0.2M", 1)
+    assert row["prefilled"]["apart"] == row["prompt"] * prompts.TASKS
+    rest = row["prefilled"]["apart"] - row["alike"] * prompts.TASKS
+    assert row["prefilled"]["shared"] <= row["alike"] + rest
