@@ -8,6 +8,9 @@ from graphpo_agent.types import Task
 
 __all__ = ["check_fitting", "fitting_tasks", "told_left_out"]
 
+_AT_ONCE = 256
+"""Prompts that the policy holds; it need not hold those of a whole data set."""
+
 
 def fitting_tasks(
     expander: Expander, policy: Policy, tasks: Sequence[Task]
@@ -21,14 +24,15 @@ def fitting_tasks(
     """
     fitting: list[Task] = []
     reasons: list[str] = []
-    for task in tasks:
-        try:
-            expander.start(policy, task)
-        except DataError as error:
-            reasons.append(str(error))
-        else:
-            fitting.append(task)
-    policy.release()
+    for start in range(0, len(tasks), _AT_ONCE):
+        for task in tasks[start : start + _AT_ONCE]:
+            try:
+                expander.start(policy, task)
+            except DataError as error:
+                reasons.append(str(error))
+            else:
+                fitting.append(task)
+        policy.release()
     return fitting, reasons
 
 
