@@ -61,6 +61,7 @@ from graphpo_agent.protocols import (
     Policy,
     RewardFn,
     StepScorer,
+    Tokenizer,
     Tool,
 )
 from graphpo_agent.rollout.agent import TurnExpander, check_tools
@@ -234,14 +235,14 @@ def _model(config: ModelConfig, seed: int) -> PreTrainedModel:
     return add_adapters(model, LoraOptions(**config.lora.model_dump()))
 
 
-def build_step_scoring(config: MethodConfig) -> StepScoring | None:
-    """What asks a process reward model, for the method that needs one."""
+def build_step_scoring(config: MethodConfig, tokenizer: Tokenizer) -> StepScoring | None:
+    """What asks a process reward model, for the method that needs one; a policy's tokenizer."""
     if not isinstance(config, PrmMethod):
         return None
     scorer = constructed(config.scorer)
     if not isinstance(scorer, StepScorer):
         raise ConfigError(f"method.scorer: {config.scorer['class']} has no score method")
-    return StepScoring(scorer, config.steps)
+    return StepScoring(scorer, config.steps, tokenizer)
 
 
 def build_prefixes(method: Method) -> PrefixPool | None:

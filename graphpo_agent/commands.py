@@ -1,6 +1,5 @@
 """What each verb does, in terms of the package. The command line only parses."""
 
-import functools
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -174,8 +173,8 @@ def rollout(
     check_apart([Path(out)], _inputs(config, [config_path, *overrides], paths))
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
-    sampling, scorer = build_sampling(config.sampling), build_step_scoring(config.method)
-    scoring = None if scorer is None else functools.partial(scorer, tokenizer=policy.tokenizer)
+    sampling = build_sampling(config.sampling)
+    scoring = build_step_scoring(config.method, policy.tokenizer)
     files = {"tasks": [Path(each) for each in paths]}
     named = output_name("rollout", config, _NOT_GROWN, files, count=count)
     seed, budget = (config.seed, "rollout"), build_budget(config.budget)

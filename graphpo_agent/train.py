@@ -114,7 +114,7 @@ def prepare(config: RunConfig) -> Setup:
         grower=grower,
         method=method,
         budget=build_budget(config.budget),
-        step_scoring=build_step_scoring(config.method),
+        step_scoring=build_step_scoring(config.method, engine.policy.tokenizer),
         prefixes=build_prefixes(method),
         sampling=build_sampling(config.sampling),
         engine=engine,
@@ -251,10 +251,9 @@ def _collect(
             (config.seed, step),
             setup.budget,
             prefixes=begun,
+            scoring=setup.step_scoring,
         )
         starts |= begun
-        if setup.step_scoring is not None:
-            rollouts = setup.step_scoring(rollouts, setup.engine.policy.tokenizer)
         credits = credits_of(
             setup.method,
             [rollout.graph for rollout in rollouts],

@@ -65,10 +65,14 @@ class RunWorker:
             ConfigError: the method gives an edge another number of advantages than it said.
         """
         (rollout,) = self.grower.grow(
-            policy, [task], self.method, self.sampling, (self.seed, step), self.budget
+            policy,
+            [task],
+            self.method,
+            self.sampling,
+            (self.seed, step),
+            self.budget,
+            scoring=self.step_scoring,
         )
-        if self.step_scoring is not None:
-            (rollout,) = self.step_scoring([rollout], policy.tokenizer)
         (credit,) = credits_of(self.method, [rollout.graph], [rollout.classes])
         metrics = rollout_metrics([rollout]) | credit_metrics([credit])
         metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
@@ -119,7 +123,7 @@ def make_worker(config: str) -> RunWorker:
         method=build_method(run.method),
         budget=build_budget(run.budget),
         sampling=build_sampling(run.sampling),
-        step_scoring=build_step_scoring(run.method),
+        step_scoring=build_step_scoring(run.method, tokenizer),
         aggregation=run.update.loss_aggregation,
         horizon=run.mode.max_response_tokens,
         moves_all=build_objective(run.update).moves_all,
