@@ -14,14 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import ConfigError, RewardError
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.budget import Budget, Ledger
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
 from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.method import Method
-from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import (
     Counting,
     Embedder,
@@ -39,6 +38,7 @@ from graphpo_agent.rollout.branches import (
 )
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.seeds import derive_seed
+from graphpo_agent.rollout.verdict import verdict
 from graphpo_agent.types import (
     NO_PREFIX,
     PathState,
@@ -373,24 +373,7 @@ class Grower:
         Raises:
             RewardError: it is not in [0, 1], or cannot be had.
         """
-        try:
-            found = self.reward_fn(state.task, self.expander.outcome(state))
-        except CallFailed as failure:
-            if failure.outage:
-                return None
-            raise RewardError(f"task {state.task.id}: no verdict: {failure}") from None
-        try:
-            reward = float(found)
-        except (TypeError, ValueError):
-            raise RewardError(
-                f"task {state.task.id}: the verifier returned {found!r:.60}, which is no number"
-            ) from None
-        if not 0.0 <= reward <= 1.0:
-            raise RewardError(
-                f"task {state.task.id}: the verifier returned {reward}, which is outside [0, 1]; "
-                "rescale or binarise it"
-            )
-        return reward
+        return verdict(self.reward_fn, state.task, self.expander.outcome(state))
 
 
 def _enter(ledger: Ledger, step: Step, summary_tokens: int) -> None:

@@ -105,12 +105,11 @@ class ContextTree:
         # In the order of their texts, a neighbour has most in common with a new one.
         near = self._prompts[max(0, place - 1) : place + 1]
         shared, node = max(((common_length(text, tokens), v) for text, v in near), default=(0, -1))
-        if shared:
-            node = self._beginning(node, shared, tokens[shared - 1])
-            shared = self._nodes[node].num_tokens if node >= 0 else 0
+        node = self._beginning(node, shared, tokens[shared - 1]) if shared else -1
+        shared = self._num_tokens(node)
         if shared == len(tokens):
             return self._handle(node)
-        context = self.extend(node if shared else -1, tokens[shared:])
+        context = self.extend(node, tokens[shared:])
         self._prompts.insert(place, (tokens, context.index))
         return context
 
@@ -138,17 +137,15 @@ class ContextTree:
         return self._handle(self._known[key])
 
     def cut(self, index: int, num_tokens: int, last: int) -> LocalContext:
-        """The first tokens of a node's path; they end inside tokens that the policy sampled.
+        """The first tokens of a node's path, all of them computed but perhaps the last.
 
         Args:
             index: the node.
             num_tokens: of its path, to the cut.
             last: the last of them.
         """
-        node = self._nodes[index]
-        while node.parent >= 0 and self._nodes[node.parent].num_tokens >= num_tokens:
-            node = self._nodes[node.parent]
-        assert node.slots is not None and len(node.slots) >= num_tokens - 1, "sampled tokens"
+        node = self._nodes[self._holding(index, num_tokens)]
+        assert node.slots is not None and len(node.slots) >= num_tokens - 1, "computed"
         slots = node.slots[: num_tokens - 1]
         self._nodes.append(Node(node.parent, (last,), True, num_tokens, slots))
         return self._handle(len(self._nodes) - 1)
@@ -215,12 +212,11 @@ class ContextTree:
 
         Perhaps of fewer or of none (-1): where that one is being computed, or a few are all.
         """
+        index = self._holding(index, num_tokens)
         node = self._nodes[index]
-        while node.parent >= 0 and self._nodes[node.parent].num_tokens >= num_tokens:
-            index, node = node.parent, self._nodes[node.parent]
         if node.num_tokens == num_tokens:
             return index
-        if num_tokens - (self._nodes[node.parent].num_tokens if node.parent >= 0 else 0) < SHORTEST:
+        if num_tokens - self._num_tokens(node.parent) < SHORTEST:
             return node.parent
         count = num_tokens - (node.num_tokens - len(node.pending))
         if count <= 0:
@@ -231,6 +227,16 @@ class ContextTree:
         self._nodes.append(first)
         node.parent, node.pending, node.slots = len(self._nodes) - 1, node.pending[count:], None
         return node.parent
+
+    def _holding(self, index: int, num_tokens: int) -> int:
+        """The node that holds the last of the first tokens of a node's path."""
+        while self._num_tokens(self._nodes[index].parent) >= num_tokens:
+            index = self._nodes[index].parent
+        return index
+
+    def _num_tokens(self, index: int) -> int:
+        """Of the path to a node; 0 where there is none (-1)."""
+        return self._nodes[index].num_tokens if index >= 0 else 0
 
     def _add(self, key: tuple[int, bool, tuple[int, ...]], node: Node) -> None:
         self._known[key] = len(self._nodes)

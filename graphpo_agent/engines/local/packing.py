@@ -2,7 +2,8 @@
 
 Each direct edge is trained once, however many paths run through it (Algorithm 1, stage 4), and
 what several edges, or the prompts of a row, begin with alike is computed once. A row is in
-depth-first order. All index building is array arithmetic over whole rows.
+depth-first order. Index building is array arithmetic over whole rows, but for the prompts'
+beginnings.
 
 Shapes: N tokens of a row, K targets of a row, M trained tokens of a row.
 """
