@@ -250,8 +250,13 @@ def test_what_prompts_begin_with_alike_is_one_token():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 3), st.integers(20, 80))
-def test_graphs_with_instructions_before_their_prompts(kinds, vocabulary, room):
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 80),
+    st.sampled_from([1, 4, 16]),
+)
+def test_graphs_with_instructions_before_their_prompts(kinds, vocabulary, room, shortest):
     instructions = [list(range(1, 40)), [*range(1, 30), 7, 7], [9] * 5, []]
     samples = [
         with_instructions(random_sample(seed, 6, 3 + vocabulary), instructions[kind])
@@ -259,7 +264,20 @@ def test_graphs_with_instructions_before_their_prompts(kinds, vocabulary, room):
     ]
     (batch,) = pack(samples, 10_000)
     assert len(batch.token_ids) == check_packed(samples, [batch])
-    check_packed(samples, pack(samples, longest_path(samples) + room))
+    limit = longest_path(samples) + room
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beginnings, "SHORTEST", shortest)
+        batches = pack(samples, limit)
+    check_packed(samples, batches)
+    assert max(len(batch.token_ids) for batch in batches) <= limit
+
+
+def test_what_prompts_begin_with_alike_counts_once_in_the_size_of_a_row():
+    instructions = list(range(100, 140))
+    samples = [with_instructions(chain(n), instructions) for n in (2, 3, 4, 5)]
+    (batch,) = pack(samples, 40 + 2 + 3 + 4 + 5)
+    assert len(batch.token_ids) == 40 + 2 + 3 + 4 + 5
+    assert len(pack(samples, 40 + 2 + 3 + 4 + 4)) == 2
 
 
 @pytest.mark.parametrize(

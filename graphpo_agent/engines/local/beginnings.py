@@ -13,7 +13,7 @@ import numpy as np
 from graphpo_agent.engines.local.parts import Part
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["SHORTEST", "common_length", "share_beginnings"]
+__all__ = ["SHORTEST", "beginning", "common_length", "num_shared", "share_beginnings"]
 
 SHORTEST = 16
 """Tokens; computing fewer of them again costs less than to keep them apart."""
@@ -35,22 +35,34 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-def share_beginnings(part: Part, token_ids: IntArray) -> Part:
-    """The part with what its roots begin with alike as stretches of their own, once each.
+def beginning(part: Part, token_ids: IntArray) -> list[int]:
+    """What other parts may begin with, too: the tokens of its root before the first trained one.
 
-    They end where a root's trained tokens begin at the latest; those of a few tokens are left out.
+    Args:
+        part: of one graph.
+        token_ids: of all samples, joined.
+    """
+    start = int(part.first[0])
+    own = part.targets[part.owner == 0]
+    return token_ids[start : min([start + int(part.kept[0]), *own[:1]])].tolist()
+
+
+def num_shared(text: Sequence[int], first: Sequence[int]) -> int:
+    """Tokens, at the least, of ``text`` that are computed already in a row with ``first``."""
+    return max(0, common_length(text, first) - SHORTEST + 1)
+
+
+def share_beginnings(part: Part, texts: Sequence[list[int]]) -> Part:
+    """The part with what its roots begin with alike as stretches of their own, once each.
 
     Args:
         part: a forest.
-        token_ids: of all samples, joined.
+        texts: the ``beginning`` of each root, in their order.
     """
-    roots = np.flatnonzero(part.parent < 0).tolist()
-    if len(roots) == 1:
+    if len(texts) == 1:
         return part
-    untrained = part.kept.copy()
-    np.minimum.at(untrained, part.owner, part.targets - part.first[part.owner])
-    ends = part.first + untrained
-    texts = {root: token_ids[part.first[root] : ends[root]].tolist() for root in roots}
+    roots = np.flatnonzero(part.parent < 0).tolist()
+    text_of = dict(zip(roots, texts, strict=True))
     parent: list[int] = []
     spans: list[tuple[int, int]] = []
     above, begun = np.full(len(part.parent), -1), np.zeros_like(part.kept)
@@ -58,11 +70,11 @@ def share_beginnings(part: Part, token_ids: IntArray) -> Part:
     def split(members: list[int], depth: int, stretch: int, start: int) -> None:
         """Hang roots that are alike up to ``depth`` under a stretch that ends after ``start``."""
         above[members], begun[members] = stretch, start
-        for token, group in groupby(members, lambda root: texts[root][depth : depth + 1]):
+        for token, group in groupby(members, lambda root: text_of[root][depth : depth + 1]):
             alike = list(group)
             if not token or len(alike) == 1:
                 continue
-            end = common_length(texts[alike[0]], texts[alike[-1]])
+            end = common_length(text_of[alike[0]], text_of[alike[-1]])
             if end - start < SHORTEST:
                 split(alike, end, stretch, start)
             else:
@@ -70,7 +82,7 @@ def share_beginnings(part: Part, token_ids: IntArray) -> Part:
                 spans.append((int(part.first[alike[0]]) + start, end - start))
                 split(alike, end, len(parent) - 1, end)
 
-    split(sorted(roots, key=texts.__getitem__), 0, -1, 0)
+    split(sorted(roots, key=text_of.__getitem__), 0, -1, 0)
     if not parent:
         return part
     first, lengths = np.array(spans).T

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphpo_agent.engines.local.arrays import levels, ranges
-from graphpo_agent.engines.local.beginnings import share_beginnings
+from graphpo_agent.engines.local.beginnings import beginning, num_shared, share_beginnings
 from graphpo_agent.engines.local.parts import Part, cut, joined, whole
 from graphpo_agent.engines.local.shared_tokens import shared_tokens
 from graphpo_agent.graph.arrays import IntArray
@@ -72,23 +72,33 @@ def pack(samples: Sequence[TrainingSample], max_tokens: int) -> list[PackedBatch
     if not parts:
         return []
     token_ids = np.concatenate([sample.token_ids for sample in samples])
-    rows = _first_fit([part.num_tokens for part in parts], max_tokens)
-    forests = [joined([parts[i] for i in members]) for members in rows]
-    return [_pack_row(share_beginnings(forest, token_ids), token_ids) for forest in forests]
+    texts = [beginning(part, token_ids) for part in parts]
+    return [
+        _pack_row(
+            share_beginnings(joined([parts[i] for i in members]), [texts[i] for i in members]),
+            token_ids,
+        )
+        for members in _first_fit([part.num_tokens for part in parts], texts, max_tokens)
+    ]
 
 
-def _first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    bins: list[list[int]] = []
+def _first_fit(sizes: Sequence[int], texts: Sequence[list[int]], capacity: int) -> list[list[int]]:
+    """The members of each row; what they begin with as the first of them does counts once."""
+    rows: list[list[int]] = []
     room: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        fitting = next((b for b, free in enumerate(room) if sizes[i] <= free), None)
-        if fitting is None:
-            bins.append([i])
-            room.append(capacity - sizes[i])
+        for row, members in enumerate(rows):
+            more = sizes[i] - len(texts[i])  # at the least
+            if more <= room[row]:
+                more = sizes[i] - num_shared(texts[i], texts[members[0]])
+            if more <= room[row]:
+                members.append(i)
+                room[row] -= more
+                break
         else:
-            bins[fitting].append(i)
-            room[fitting] -= sizes[i]
-    return bins
+            rows.append([i])
+            room.append(capacity - sizes[i])
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
