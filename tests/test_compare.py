@@ -1,6 +1,5 @@
 """``graphpo compare`` through the command line: whole, interrupted, mistaken."""
 
-import doctest
 import json
 import math
 import multiprocessing
@@ -18,7 +17,6 @@ import pytest
 import torch
 import yaml
 
-from graphpo_agent import compare
 from graphpo_agent.cli import main
 from graphpo_agent.compare import MethodFile, find_methods, time_left
 from graphpo_agent.errors import ConfigError
@@ -336,7 +334,6 @@ def test_names_are_looked_up_in_the_nearest_presets(
 
 
 def test_time_left_is_that_of_runs_of_the_same_method() -> None:
-    assert doctest.testmod(compare).failed == 0
     # grpo took 12 s on average, all together took 20 s.
     seconds = {"grpo": [10.0, 14.0], "tree": [36.0], "dapo": []}
     assert time_left(seconds, ["grpo", "dapo", "tree"]) == 12 + 20 + 36

@@ -1,6 +1,5 @@
 """Statistics of a comparison against hand-computed numbers, and what is written of them."""
 
-import doctest
 import json
 import math
 from pathlib import Path
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import RunError
-from graphpo_agent.report import compare_stats
 from graphpo_agent.report.compare_page import comparison_tables, draw_curves, write_comparison
 from graphpo_agent.report.compare_stats import (
     MEASURES,
@@ -44,10 +42,6 @@ def two_methods() -> Comparison:
         },
         limit=None,
     )
-
-
-def test_the_examples_in_docstrings_hold() -> None:
-    assert doctest.testmod(compare_stats).failed == 0
 
 
 @pytest.mark.parametrize(
