@@ -449,6 +449,21 @@ def test_a_checkpoint_that_cannot_take_its_place_leaves_the_old_one(
     assert {path.name: path.read_bytes() for path in (tmp_path / "step").iterdir()} == before
 
 
+def test_a_saved_model_replaces_the_one_there_and_nothing_beside_it(
+    make_model, tokenizer, tmp_path
+):
+    """A copy that the user keeps stays, a link stays one, and what a kill has left goes."""
+    link, target, kept = (tmp_path / name for name in ("link", "disk/policy", "disk/policy.old"))
+    for directory in (target, kept, tmp_path / "disk/.policy.old"):
+        directory.mkdir(parents=True)
+    (kept / "mine").write_text("mine")
+    link.symlink_to(target)
+    make_engine(make_model(), tokenizer).save_model(link)
+    assert link.is_symlink() and (target / "config.json").is_file()
+    assert {path.name for path in (tmp_path / "disk").iterdir()} == {"policy", "policy.old"}
+    assert (kept / "mine").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     "state",
     [

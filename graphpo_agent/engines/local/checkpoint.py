@@ -131,13 +131,17 @@ def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer)
 
 @contextmanager
 def _whole(directory: Path) -> Iterator[Path]:
-    """A new directory that takes the place of ``directory`` if the ``with`` block succeeds."""
-    partial = directory.with_name(f".{directory.name}.partial")
+    """A new directory that takes the place of ``directory`` if the ``with`` block succeeds.
+
+    Where that is a link, it stays one: what it points to is replaced.
+    """
+    place = Path(os.path.realpath(directory))
+    partial = place.with_name(f".{place.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        _replace(directory, partial)
+        _replace(place, partial)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{directory} cannot be written: {error}") from error
     finally:
@@ -146,15 +150,13 @@ def _whole(directory: Path) -> Iterator[Path]:
 
 def _replace(directory: Path, partial: Path) -> None:
     """Rename ``partial`` to ``directory``; an older one makes room first, and stays if it fails."""
-    if not directory.exists():
-        os.rename(partial, directory)
-        return
-    old = directory.with_name(directory.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    try:
+    old = directory.with_name(f".{directory.name}.old")  # hidden: no name of the user's own
+    if directory.exists():
+        shutil.rmtree(old, ignore_errors=True)
         os.rename(directory, old)
+    try:
         os.rename(partial, directory)
     finally:
-        if not directory.exists():
+        if old.exists() and not directory.exists():
             os.rename(old, directory)
-    shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
