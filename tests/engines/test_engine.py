@@ -303,6 +303,13 @@ def test_a_useless_demonstration_is_one_line(make_model, tokenizer, change, mess
         engine.imitate([replace(DEMONSTRATIONS[0], **change)])
 
 
+def test_a_demonstration_whose_prompt_has_no_tokens_is_one_line(make_model, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer.hf, "chat_template", None)
+    empty = replace(DEMONSTRATIONS[0], messages=({"role": "user", "content": ""},))
+    with pytest.raises(DataError, match="d0: the tokenizer makes no tokens of its prompt"):
+        make_engine(make_model(), tokenizer).imitate([DEMONSTRATIONS[1], empty])
+
+
 def run_steps(engine, steps):
     """Imitate, sample and update; returns everything that was drawn and measured."""
     log = []

@@ -20,9 +20,14 @@ def demonstration_sample(
     the last one with the end-of-sequence token.
 
     Raises:
-        DataError: nothing to train on, or longer than the model's context.
+        DataError: no prompt, nothing to train on, or longer than the model's context.
     """
     prompt = tokenizer.render(demonstration.messages)
+    if not prompt:
+        raise DataError(
+            f"demonstration {demonstration.id}: the tokenizer makes no tokens of its prompt; give "
+            "it one or leave it out"
+        )
     pieces = [_encode(piece, tokenizer) for piece in demonstration.pieces]
     trained = [piece.trained for piece in demonstration.pieces]
     if not any(piece for piece, flag in zip(pieces, trained, strict=True) if flag):

@@ -173,7 +173,7 @@ class LocalEngine:
             ``imitate/learning_rate``.
 
         Raises:
-            DataError: a demonstration without a trained piece or longer than the context.
+            DataError: a demonstration without prompt or trained piece, or longer than the context.
         """
         assert self._imitation is not None, "this engine was made without ImitationOptions"
         self._begin()
