@@ -6,6 +6,7 @@ line on stderr and exits with status 2. A bug is any other exception, and it cra
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from json import JSONDecodeError
 
 __all__ = [
     "ConfigError",
@@ -20,6 +21,7 @@ __all__ = [
     "errors_at",
     "first_line",
     "first_sentence",
+    "json_mistake",
 ]
 
 
@@ -84,3 +86,11 @@ def first_line(error: BaseException) -> str:
 def first_sentence(error: BaseException) -> str:
     """What is wrong with a file; torch's second sentence recommends to load it with less care."""
     return first_line(error).split(". ")[0]
+
+
+def json_mistake(error: JSONDecodeError) -> str:
+    """What is wrong with a line of JSON, and in which column; its place in a file names the line.
+
+    Example: "Unterminated string starting at column 34"
+    """
+    return f"{error.msg.removesuffix(' at')} at column {error.colno}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import DataError
+from graphpo_agent.errors import DataError, json_mistake
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
 from retrievers.progress import progress
@@ -177,7 +177,8 @@ def _row(place: str, line: bytes, fields: Sequence[str]) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not valid JSON ({error})") from error
+        reason = json_mistake(error) if isinstance(error, json.JSONDecodeError) else error
+        raise DataError(f"{place}: not valid JSON ({reason})") from error
     if not isinstance(row, dict):
         raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
     optional = ["url"] if row.get("url") is not None else []

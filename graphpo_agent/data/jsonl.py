@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.errors import DataError
+from graphpo_agent.errors import DataError, json_mistake
 from graphpo_agent.outputs import check_place
 
 __all__ = ["append_line", "checked_row", "parse_json", "read_rows", "write_rows"]
@@ -77,7 +77,7 @@ def parse_json(place: str, text: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         reason = str(error)
         if isinstance(error, json.JSONDecodeError) and error.lineno == 1:
-            reason = f"{error.msg} at column {error.colno}"  # of a row its place names the line
+            reason = json_mistake(error)
         raise DataError(f"{place}: not valid JSON ({reason})") from error
 
 

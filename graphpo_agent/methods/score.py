@@ -23,7 +23,7 @@ from graphpo_agent.methods.prm import Prm
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.methods.tree_grpo import names_trees
 from graphpo_agent.methods.whiten import whitened
-from graphpo_agent.outputs import check_apart, check_parent, is_no_file
+from graphpo_agent.outputs import check_apart, check_parent, check_place
 
 __all__ = ["OPTIONS", "score_file", "scoring_method"]
 
@@ -154,8 +154,7 @@ def score_file(
     if keep_classes and method_name != "graphpo":
         raise ConfigError(f"--keep-classes is not a setting of {method_name}, only of graphpo")
     path = Path(out)
-    if is_no_file(path):
-        raise DataError(f"output {out!r} is not a file")
+    check_place(path)
     check_parent(path, DataError)
     check_apart([path], [Path(source)])
     partial = path.with_name(f".{path.name}.partial")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, json_mistake
 from graphpo_agent.yaml_text import NotYaml, parse_yaml
 
 __all__ = ["Metrics", "RunFiles", "flatten", "read_run"]
@@ -129,7 +129,7 @@ def _parse_row(where: str, line: str) -> dict[str, float]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise RunError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+        raise RunError(f"{where}: not JSON: {json_mistake(error)}") from None
     if not isinstance(row, dict):
         raise RunError(f"{where}: a row of metrics is a JSON object, this is not")
     for name, value in row.items():

@@ -163,9 +163,12 @@ def test_several_files_are_one_list_without_repeated_ids(tmp_path):
         load_tasks(one, two, two)
 
 
-def test_a_broken_row_is_named_by_its_line_in_the_file(tmp_path):
-    path = write_lines(tmp_path / "t.jsonl", json.dumps(GOOD_TASK), '{"id": "b",')
-    with pytest.raises(DataError, match=r"t\.jsonl:2: not valid JSON \(.* at column 12\)$"):
+@pytest.mark.parametrize(
+    ("row", "says"), [('{"id": "b",', ".* at column 12"), ('{"id": "b', ".* starting at column 8")]
+)
+def test_a_broken_row_is_named_by_its_line_in_the_file(tmp_path, row, says):
+    path = write_lines(tmp_path / "t.jsonl", json.dumps(GOOD_TASK), row)
+    with pytest.raises(DataError, match=rf"t\.jsonl:2: not valid JSON \({says}\)$"):
         load_tasks(path)
 
 

@@ -238,6 +238,7 @@ MALFORMED = {
     "no schema": ({"id": "g"}, "schema is missing, want 'graphpo.graph/1'"),
     "not an object": ([1], "not a JSON object"),
     "not JSON": ('{"id": ', "not JSON: Expecting value at column 7"),
+    "cut short": ('{"id": "g', "not JSON: Unterminated string starting at column 8"),
     "two objects": ("{} {}", "not JSON: Extra data at column 4"),
     "deep": ("[" * 100_000, "JSON is nested too deeply"),
     "digits": ('{"id": ' + "9" * 5000 + "}", "not JSON that can be read"),

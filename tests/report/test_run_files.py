@@ -34,7 +34,7 @@ def test_a_step_that_was_written_again_counts_as_written_last(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"step": 1,', "not JSON"),
+        ('{"step": 1, "rew', "not JSON: Unterminated string starting at column 13"),
         ("[1, 2]", "a row of metrics is a JSON object"),
         ('{"reward/mean": 0.5}', "the row has no whole-numbered 'step'"),
         ('{"step": "one"}', "'step' is not a number"),

@@ -62,7 +62,7 @@ def test_finding_lines_of_a_checked_corpus_gives_its_rows(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not valid JSON"),
+        ("nothing", r"4: not valid JSON \(Expecting value at column 1\)$"),
         ("[]", "expected a JSON object"),
         ('{"contents": "x"}', "field 'id' must be a string"),
         ('{"id": 3, "contents": "x"}', "field 'id' must be a string"),
