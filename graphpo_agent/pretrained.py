@@ -61,7 +61,7 @@ def load_pretrained(
         )
         model = model.to(torch.device(device)).eval()
     except Exception as error:  # of no narrower kind, where a file is damaged
-        reason = first_line(error)
+        reason = first_line(error).removesuffix(".")
         raise ModelError(
             f"{kind} {name!r} cannot be loaded: {reason}; give a directory with config.json, "
             "weights and tokenizer, or the name of a model on the hub, and a device of this machine"
