@@ -111,13 +111,15 @@ class WebReader:
             include_links: keep links, as Markdown with absolute addresses.
             blocked_hosts: patterns of a ``BlockList``, checked at each redirect, too.
             user_agent: what sites are told; its first word is what robots.txt may name.
-            deadline_s: seconds for one page: look-up, all redirects, tries and extraction.
+            deadline_s: seconds for one page to arrive: look-up, all redirects and tries, and the
+                wait for a process that turns it into text.
             tries: how often a page is asked for while it fails for a passing reason.
             max_bytes: of a page, decompressed; a longer one is cut there.
             per_host: requests to one host at once; others wait.
             per_second: pages begun per second at most, which does not count against their
                 ``deadline_s``; None: any number.
-            extraction_s: seconds to turn one page into text, then the process is killed.
+            extraction_s: seconds to turn a page that has arrived into text; one that takes longer
+                cannot be read, and its process is killed.
             extractors: processes that do so.
             ca_file: certificates (PEM) to trust instead of the public ones.
             store: where pages are recorded and taken from.

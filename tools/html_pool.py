@@ -38,11 +38,11 @@ class HtmlPool:
             html: the page.
             url: where it is; relative links are resolved against it.
             links: keep links, as Markdown.
-            deadline: includes the wait for a free process.
+            deadline: of the wait for a free process.
 
         Raises:
-            CallFailed: no_result: the page takes too long or too much memory; transient: the
-                deadline passed.
+            CallFailed: no_result: the page takes too long or too much memory, which is the page's
+                doing whenever it is read; transient: no process was free by the deadline.
             ToolError: no process can be started.
         """
         request = {"html": html, "url": url, "links": links}

@@ -454,6 +454,13 @@ def test_a_hostile_page_does_not_stop_the_others(site):
     assert reader.read(site.url("/oak")).text == "An oak is a tree."
 
 
+def test_a_page_that_came_in_time_but_cannot_be_read_is_no_outage(site):
+    site.page("/hostile", HOSTILE, HTML)
+    reader = reader_for(site, deadline_s=2.0, extraction_s=3.0, tries=2)
+    assert failure_of(reader, site.url("/hostile")) == "no_result"
+    assert site.requests["/hostile"] == 1
+
+
 def test_requests_to_one_host_take_turns(site):
     running, most = [], []
     lock = threading.Lock()

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import threading
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,10 +127,17 @@ def test_a_hostile_page_is_killed_while_other_pages_go_on():
     assert text_of(pool, PAGE)[0] == "The Oak & the Fir"
 
 
-def test_the_deadline_of_a_call_is_an_outage(pool):
-    with pytest.raises(CallFailed) as failed:
-        pool.text(HOSTILE, "https://example.org/", False, Deadline(0.5))
-    assert failed.value.kind == "transient"
+def test_a_page_that_takes_too_long_is_no_outage_but_the_wait_for_a_process_is():
+    pool = HtmlPool(workers=1, seconds=3.0)
+
+    def kind_of(html):
+        with pytest.raises(CallFailed) as failed:
+            pool.text(html, "https://example.org/", False, Deadline(0.5))
+        return failed.value.kind
+
+    with ThreadPoolExecutor(2) as threads:
+        kinds = list(threads.map(kind_of, [HOSTILE, HOSTILE]))
+    assert sorted(kinds) == ["no_result", "transient"]
     assert text_of(pool, PAGE)[0] == "The Oak & the Fir"
 
 
