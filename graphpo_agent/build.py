@@ -263,12 +263,13 @@ def build_tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
     return tasks, heldout[: config.train.eval_tasks]
 
 
-def check_enough(config: RunConfig, tasks: Sequence[Task]) -> None:
-    """Raise ConfigError where a step needs more tasks than there are."""
+def check_enough(config: RunConfig, tasks: Sequence[Task], told: Sequence[str] = ()) -> None:
+    """Raise ConfigError where a step needs more tasks than there are; ``told``: of the others."""
     if config.train.prompts_per_step > len(tasks):
         raise ConfigError(
             f"train.prompts_per_step is {config.train.prompts_per_step}, but "
             f"{', '.join(config.tasks.train)} has {len(tasks)} tasks that can be used"
+            + "".join(f"; {line}" for line in told)
         )
 
 

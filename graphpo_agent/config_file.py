@@ -6,10 +6,11 @@ any mistake as one line that names the file, the key and what is allowed.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.errors import ConfigError
@@ -42,12 +43,16 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        where, problem = _first_problem(error, data)
+        problems = [_problem(each, data) for each in error.errors()]
+        where, says, _ = problems[0]
         files = " + ".join([str(path), *filter(_is_file, overrides)])
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         keys = {x: x.partition("=")[0] for x in overrides if not _is_file(x)}
         to_blame = [x for x, key in keys.items() if f"{where}.".startswith(f"{key}.")]
         source = f" (override {to_blame[-1]!r:.200})" if to_blame else ""
-        raise ConfigError(f"{files}: {problem}{source}{_hint(where, problem, overrides)}") from None
+        key = f"{where}: " if where else ""
+        hint = _hint(problems, overrides)
+        raise ConfigError(f"{files}: {key}{says}{more}{source}{hint}") from None
 
 
 def dump_config(config: BaseModel) -> str:
@@ -108,35 +113,53 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r:.200}: the value is not YAML") from None
 
 
-def _hint(where: str, problem: str, overrides: Sequence[str]) -> str:
-    """How to replace a section whose ``kind`` alone was overridden, with keys of another kind."""
-    section = where.rpartition(".")[0]
-    for override in reversed(overrides):
-        key, _, kind = override.partition("=")
-        if key == f"{section}.kind" and "unknown key" in problem:
-            return f"; it is of another kind: {section}={{kind: {kind}}} replaces the whole section"
-    return ""
+class _Problem(NamedTuple):
+    """One thing that is wrong.
+
+    Example: ``_Problem("train.stepz", "unknown key", unknown=True)``
+    """
+
+    key: str
+    """Empty: the whole configuration."""
+    says: str
+    unknown: bool
+    """Whether its section knows no such key."""
 
 
-def _first_problem(error: ValidationError, data: Any) -> tuple[str, str]:
-    """Its key, and what is wrong with it."""
-    problems: list[Mapping[str, Any]] = [*error.errors()]
-    first = problems[0]
-    location = [*map(str, first["loc"])]
+def _problem(error: ErrorDetails, data: Any) -> _Problem:
+    """What pydantic says of a configuration, by the key that the user wrote."""
+    location, context = [*map(str, error["loc"])], error.get("ctx", {})
     keys = [*_keys(location, data)]
-    where = ".".join(keys)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        kind = location[-2:-1]
-        message = f"unknown key of {kind[0]!r}" if kind != keys[-2:-1] else "unknown key"
-    elif first["type"] == "missing":
-        message = "is missing"
-    elif first["type"] == "union_tag_not_found":
-        message = f"needs the key {first['ctx']['discriminator']}"
-    elif where:
-        message = f"{message} (got {first['input']!r})"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return where, f"{where}: {message}{more}" if where else f"{message}{more}"
+    says, given = error["msg"].removeprefix("Value error, "), error["input"]
+    match error["type"]:
+        case "extra_forbidden":
+            kind = location[-2:-1]
+            says = f"unknown key of {kind[0]!r}" if kind != keys[-2:-1] else "unknown key"
+            return _Problem(".".join(keys), says, unknown=True)
+        case "missing":
+            return _Problem(".".join(keys), "is missing", unknown=False)
+        case "union_tag_not_found":
+            says = f"needs the key {context['discriminator']}"
+            return _Problem(".".join(keys), says, unknown=False)
+        case "union_tag_invalid":
+            keys.append(context["discriminator"].strip("'"))
+            given = given[keys[-1]]
+            says = f"Input should be {' or '.join(context['expected_tags'].rsplit(', ', 1))}"
+        case "model_type" | "model_attributes_type":
+            says = "Input should be a mapping of keys"
+    return _Problem(".".join(keys), f"{says} (got {given!r})" if keys else says, unknown=False)
+
+
+def _hint(problems: Sequence[_Problem], overrides: Sequence[str]) -> str:
+    """How to replace a section whose kind alone was overridden, with keys of another kind."""
+    sections = {problem.key.rpartition(".")[0] for problem in problems if problem.unknown}
+    for override in reversed(overrides):
+        key, _, value = override.partition("=")
+        section, _, tag = key.rpartition(".")
+        if section in sections and tag in ("kind", "name"):
+            whole = f"{section}={{{tag}: {value}}}"
+            return f"; {key} keeps the other keys: {whole} replaces the whole section"
+    return ""
 
 
 def _keys(location: Sequence[str], data: Any) -> Iterator[str]:

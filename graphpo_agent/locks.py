@@ -22,7 +22,10 @@ def directory_lock(directory: Path, busy: Exception, inherit: bool = False) -> I
         OSError: it cannot be made or opened.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except FileNotFoundError:  # it was there a moment ago
+        raise busy from None
     os.set_inheritable(descriptor, inherit)
     with _held(descriptor, busy):
         yield

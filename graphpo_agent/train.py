@@ -24,6 +24,7 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config
 from graphpo_agent.data.stream import TaskStream
+from graphpo_agent.engines.local.model import model_config, told_reach
 from graphpo_agent.errors import RunError
 from graphpo_agent.evals.heldout import Evaluation, judged_paths, measured, sample
 from graphpo_agent.graph.budget import Budget
@@ -105,12 +106,13 @@ def prepare(config: RunConfig) -> Setup:
     method = build_method(config.method)
     grower, engine = build_grower(config), build_engine(config)
     tasks, reasons = fitting_tasks(grower.expander, engine.policy, tasks)
-    check_enough(config, tasks)
+    told = told_left_out(reasons)
+    check_enough(config, tasks, told)
     check_fitting(grower.expander, engine.policy, heldout)
     return Setup(
         tasks=tasks,
         heldout=heldout,
-        notes=told_left_out(reasons),
+        notes=[*told_reach(model_config(config.model.path)), *told],
         grower=grower,
         method=method,
         budget=build_budget(config.budget),

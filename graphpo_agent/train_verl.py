@@ -95,11 +95,12 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
     with closing(asyncio.new_event_loop()) as loop:
         policy = ServerPolicy(_no_server, loop, tokenizer, StopFinder(tokenizer, 0), room)
         fitting, reasons = fitting_tasks(expander, policy, tasks)
-        check_enough(config, fitting)
+        told = told_left_out(reasons)
+        check_enough(config, fitting, told)
         check_fitting(expander, policy, heldout)
     check_verl(config)
     ids = {task.id for task in fitting}
-    return [i for i, task in enumerate(tasks) if task.id not in ids], told_left_out(reasons)
+    return [i for i, task in enumerate(tasks) if task.id not in ids], told
 
 
 def _check_context(config: RunConfig) -> None:

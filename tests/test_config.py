@@ -33,7 +33,14 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("method.schedule=[]", "method.schedule"),
         ("method.pool_weight=-0.1", "method.pool_weight"),
         ("method.efficiency_weight=.inf", "method.efficiency_weight"),
-        ("method.name=nonesuch", "method: Input tag 'nonesuch'"),
+        ("method.name=nonesuch", "method.name: Input should be 'graphpo', 'tree', 'grpo', 'dapo'"),
+        ("state.kind=foo", "'frozen_summary' or 'text' (got 'foo') (override 'state.kind=foo')"),
+        ("state.kind=[1]", "state.kind: Input should be 'key', "),
+        ("mode.kind=foo", "mode.kind: Input should be 'segment' or 'agent' (got 'foo')"),
+        ("engine={kind: foo}", "engine.kind: Input should be 'local', 'vllm' or 'verl'"),
+        ("mode.dialect=foo", "mode.dialect.kind: Input should be 'search_r1', 'asearcher' or"),
+        ("state={kind: text, embedder: {kind: foo}}", "state.embedder.kind: Input should be"),
+        ("method=grpo", "method: Input should be a mapping of keys (got 'grpo')"),
         ("train.steps=null", "train: needs steps, token_budget or both"),
         ("train.prompts_per_step=0", "train.prompts_per_step"),
         ("mode.max_turns=two", "mode.max_turns"),
@@ -109,12 +116,37 @@ def test_coarse_weights_are_not_trained_but_may_sample_and_carry_adapters(
     assert main(["train", *coarse, "model.lora={rank: 2}"]) == 0
 
 
-def test_keys_of_another_kind_are_told_how_to_go() -> None:
+@pytest.mark.parametrize(
+    ("overrides", "says", "whole"),
+    [
+        (
+            ["engine.max_batch_gib=2", "engine.kind=vllm"],
+            "engine.max_batch_gib: unknown key of 'vllm'",
+            "engine={kind: vllm}",
+        ),
+        (["method.name=grpo"], "method.group_size: is missing (and 2 more)", "method={name: grpo}"),
+        (["state.kind=text"], "state.embedder: is missing", "state={kind: text}"),
+    ],
+)
+def test_keys_of_another_kind_are_told_how_to_go(
+    overrides: list[str], says: str, whole: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig, KB, ["engine.max_batch_gib=2", "engine.kind=vllm"])
-    says = str(caught.value)
-    assert "engine.max_batch_gib: unknown key" in says
-    assert says.endswith("; it is of another kind: engine={kind: vllm} replaces the whole section")
+        load_config(RunConfig, KB, overrides)
+    assert says in str(caught.value)
+    key = overrides[-1].partition("=")[0]
+    hint = f"; {key} keeps the other keys: {whole} replaces the whole section"
+    assert str(caught.value).endswith(hint)
+
+
+@pytest.mark.parametrize("override", ["engine.kind=verl", "method.schedul=[2]"])
+def test_no_section_is_to_be_replaced_for_a_key_that_is_missing_or_unknown(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, KB, [override])
+    assert "replaces the whole section" not in str(caught.value)
+
+
+def test_a_section_can_be_replaced_by_another_kind() -> None:
     config = load_config(RunConfig, KB, ["engine.max_batch_gib=2", "engine={kind: vllm}"])
     assert config.engine == VllmEngineConfig(kind="vllm")
 

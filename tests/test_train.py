@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -535,8 +536,32 @@ def test_tasks_whose_prompts_do_not_fit_are_told_before_the_first_step(
     assert "'long 1'" in error and "2 such tasks of 6" in error and error.count("\n") == 1
     many = ["train.prompts_per_step=5"]
     assert main(["train", *run_arguments(reach, refused, f"tasks.train={train}", *many)]) == 2
-    assert "has 4 tasks that can be used" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "has 4 tasks that can be used; 2 training tasks are left out, as the first" in error
+    assert "'long 1'" in error and error.count("\n") == 1
     assert not refused.exists()
+
+
+def test_a_sliding_window_that_ends_contexts_early_is_told(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(reach / "policy", policy)
+
+    def trained(window: int) -> int:
+        settings = json.loads((policy / "config.json").read_text())
+        settings |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
+        settings.pop("layer_types", None)
+        (policy / "config.json").write_text(json.dumps(settings))
+        shown = [f"model.path={policy}", "train.steps=1"]
+        return main(["train", *run_arguments(reach, tmp_path / f"run-{window}", *shown)])
+
+    assert trained(30) == 0
+    assert "contexts end at 30 tokens, not at the 512 that" in capsys.readouterr().out
+    assert trained(8) == 2
+    error = capsys.readouterr().err
+    assert "has 0 tasks that can be used" in error and error.count("\n") == 1
+    assert "the policy's context of 8; remove" in error and "longer context" in error
 
 
 @pytest.mark.parametrize("change", [str(ROOT / "configs/toy/reach.yaml"), "output=elsewhere"])

@@ -27,6 +27,7 @@ from tools.addresses import Network, WebAddress, literal_address, parse_address,
 from tools.exchange import exchange
 from tools.html import clean_text, decode_page, is_binary
 from tools.html_pool import HtmlPool
+from tools.page_kind import is_text, page_kind, parse_content_type
 from tools.robots import RobotRules
 
 __all__ = ["Resolver", "WebReader", "resolve"]
@@ -40,12 +41,13 @@ _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _FIRST_BACKOFF_S = 0.5
 _HEADERS = {
-    "Accept": "text/html, application/xhtml+xml, text/*;q=0.8, application/json;q=0.5",
+    "Accept": (
+        "text/html, application/xhtml+xml, text/*;q=0.8, application/xml;q=0.8, "
+        "application/rss+xml;q=0.8, application/atom+xml;q=0.8, application/json;q=0.5"
+    ),
     "Accept-Encoding": "gzip, deflate",
     "Connection": "close",
 }
-_HTML = frozenset(("text/html", "application/xhtml+xml"))
-_OTHER_TEXT = frozenset(("application/xhtml+xml", "application/json"))
 _LASTING = frozenset(("bad_arguments", "no_result"))
 """Failures that are what this page is, and recorded as such."""
 _UNKNOWN_HOST = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
@@ -68,9 +70,9 @@ class WebReader:
     Only http and https on allowed ports; every internet address of the host, at the first
     request and at each redirect, must be public, and the connection goes to an address that was
     checked. No cookies, credentials or proxies. Bytes (after decompression), time and content
-    types are limited; HTML is read in processes that can be killed; sites' robots.txt is
-    respected. A ``<meta>`` that leads on within 5 seconds is a redirect. The text has no characters
-    that cannot be seen.
+    types are limited; HTML and feeds are read in processes that can be killed, about 200,000
+    characters of each; sites' robots.txt is respected. A ``<meta>`` that leads on within 5 seconds
+    is a redirect. The text has no characters that cannot be seen.
 
     A page that fails for a passing reason is tried again while there is time; at most ``per_host``
     requests to one host run at once. Safe to use from several threads.
@@ -108,16 +110,19 @@ class WebReader:
             allowed_networks: hosts of these networks may be visited although they are not on the
                 public internet, such as ``10.20.0.0/16``, an intranet.
             respect_robots: read each site's robots.txt first and do what it says.
-            include_links: keep links, as Markdown with absolute addresses.
+            include_links: keep links, as Markdown with absolute addresses; of a feed, those of its
+                entries.
             blocked_hosts: patterns of a ``BlockList``, checked at each redirect, too.
             user_agent: what sites are told; its first word is what robots.txt may name.
-            deadline_s: seconds for one page: look-up, all redirects, tries and extraction.
+            deadline_s: seconds for one page to arrive: look-up, all redirects and tries, and the
+                wait for a process that turns it into text.
             tries: how often a page is asked for while it fails for a passing reason.
             max_bytes: of a page, decompressed; a longer one is cut there.
             per_host: requests to one host at once; others wait.
             per_second: pages begun per second at most, which does not count against their
                 ``deadline_s``; None: any number.
-            extraction_s: seconds to turn one page into text, then the process is killed.
+            extraction_s: seconds to turn a page that has arrived into text; one that takes longer
+                cannot be read, and its process is killed.
             extractors: processes that do so.
             ca_file: certificates (PEM) to trust instead of the public ones.
             store: where pages are recorded and taken from.
@@ -275,15 +280,16 @@ class WebReader:
     ) -> tuple[str, str, str]:
         """Title and text of an answer, and where it leads at once; each may be empty."""
         _check_status(address, reply.status)
-        content_type, charset = _content_type(reply.headers.get("content-type", ""))
-        if not content_type.startswith("text/") and content_type not in _OTHER_TEXT:
-            shown = content_type[:80] or "of no stated type"
+        content_type, charset = parse_content_type(reply.headers.get("content-type", ""))
+        if not is_text(content_type):
+            shown = content_type[:80]
             raise CallFailed("no_result", f"{address.host}: the page is not text but {shown}")
         title, text, leads_to = "", decode_page(reply.body, charset), ""
         if is_binary(text):
             raise CallFailed("no_result", f"{address.host}: the page is a binary file, not text")
-        if content_type in _HTML:
-            found = self._pool.text(text, address.url, self._include_links, deadline)
+        kind = page_kind(content_type, text)
+        if kind != "text":
+            found = self._pool.text(text, kind, address.url, self._include_links, deadline)
             title, text, leads_to = found
         return " ".join(clean_text(title).split()), clean_text(text), leads_to
 
@@ -322,19 +328,6 @@ def _check_status(address: WebAddress, status: int) -> None:
     if 500 <= status < 600 or status in (408, 425):  # LinkedIn denies with 999
         raise CallFailed("transient", message)
     raise CallFailed("no_result", message)
-
-
-def _content_type(header: str) -> tuple[str, str | None]:
-    """Type and charset of a Content-Type header.
-
-    Example: ``'Text/HTML; charset="UTF-8"'`` gives ``("text/html", "UTF-8")``.
-    """
-    content_type, *parameters = header.split(";")
-    pairs = [parameter.partition("=") for parameter in parameters]
-    charsets = [
-        value.strip(" \"'") for name, _, value in pairs if name.strip().lower() == "charset"
-    ]
-    return content_type.strip().lower(), charsets[0] if charsets else None
 
 
 def _listed(name: str, values: Sequence[_V], kind: type[_V], example: str) -> Sequence[_V]:

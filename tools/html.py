@@ -12,7 +12,10 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_META_CHARSET = re.compile(rb"""<meta[^>]{0,512}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.+-]{1,40})""")
+_META_CHARSET = re.compile(
+    rb"""(?:<meta[^>]{0,512}?charset|^\s*<\?xml[^>]{0,512}?encoding)"""
+    rb"""\s*=\s*["']?\s*([A-Za-z0-9_:.+-]{1,40})"""
+)
 _META_BYTES = 2048
 
 _HEAD_CHARACTERS = 4096
@@ -52,9 +55,10 @@ def clean_text(text: str) -> str:
 def decode_page(body: bytes, declared: str | None) -> str:
     """A page's characters.
 
-    The charset is the byte order mark's, else the declared one (HTTP header), else that of a
-    ``<meta>`` among the first bytes, else UTF-8, else windows-1252; names of no known charset
-    are passed over. A ``<meta>`` that can be read is not in UTF-16: one that says so means UTF-8.
+    The charset is the byte order mark's, else the declared one (HTTP header), else that of an XML
+    declaration or a ``<meta>`` among the first bytes, else UTF-8, else windows-1252; names of no
+    known charset are passed over. Where these can be read the page is not in UTF-16: they mean
+    UTF-8 then.
     What does not fit the charset becomes U+FFFD.
     """
     for mark, charset in _BYTE_ORDER_MARKS:

@@ -1,9 +1,10 @@
-"""A few processes that turn HTML into text, each killed when a page takes too long.
+"""A few processes that turn HTML and feeds into text, each killed when a page takes too long.
 
 Parsers of HTML are quadratic on hostile pages and cannot be interrupted; a process can.
 """
 
 from pathlib import Path
+from typing import Literal
 
 from graphpo_agent.net.deadline import Deadline
 from graphpo_agent.net.failures import CallFailed
@@ -19,8 +20,9 @@ class HtmlPool:
 
     Example::
 
-        HtmlPool(workers=2, seconds=10.0).text("<title>Oak</title><p>a tree", "https://e.org/",
-                                               links=False, deadline=Deadline(30.0))
+        HtmlPool(workers=2, seconds=10.0).text("<title>Oak</title><p>a tree", "html",
+                                               "https://e.org/", links=False,
+                                               deadline=Deadline(30.0))
         # ("Oak", "a tree", "")
     """
 
@@ -31,21 +33,29 @@ class HtmlPool:
             _WORKER, workers, purpose="pages cannot be read", needs="trafilatura lxml_html_clean"
         )
 
-    def text(self, html: str, url: str, links: bool, deadline: Deadline) -> tuple[str, str, str]:
+    def text(
+        self,
+        page: str,
+        kind: Literal["html", "feed"],
+        url: str,
+        links: bool,
+        deadline: Deadline,
+    ) -> tuple[str, str, str]:
         """Title and text of a page, and where it leads at once; empty: nowhere.
 
         Args:
-            html: the page.
+            page: its source.
+            kind: what it is read as.
             url: where it is; relative links are resolved against it.
             links: keep links, as Markdown.
-            deadline: includes the wait for a free process.
+            deadline: of the wait for a free process.
 
         Raises:
-            CallFailed: no_result: the page takes too long or too much memory; transient: the
-                deadline passed.
+            CallFailed: no_result: the page takes too long or too much memory, which is the page's
+                doing whenever it is read; transient: no process was free by the deadline.
             ToolError: no process can be started.
         """
-        request = {"html": html, "url": url, "links": links}
+        request = {"page": page, "kind": kind, "url": url, "links": links}
         answer = self._pool.ask(request, self._seconds, deadline)
         if answer is None:
             raise CallFailed("no_result", f"{url}: the page is too complex to be read")

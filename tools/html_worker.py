@@ -1,9 +1,9 @@
-"""A process that turns HTML into text; started by ``tools.html_pool``, which may kill it.
+"""A process that turns HTML and feeds into text; ``tools.html_pool`` starts it and may kill it.
 
 It is run as a file, not as a module: neither this package nor what it imports is loaded.
 
-Asked ``{"html": str, "url": str, "links": bool}`` it answers ``{"title": str, "text": str,
-"leads_to": str}``; the protocol is that of ``graphpo_agent/net/answering.py``.
+Asked ``{"page": str, "kind": "html" or "feed", "url": str, "links": bool}`` it answers ``{"title":
+str, "text": str, "leads_to": str}``; the protocol is that of ``graphpo_agent/net/answering.py``.
 """
 
 import re
@@ -11,15 +11,25 @@ import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import lxml.etree
 import lxml.html
 import trafilatura
 
-__all__ = ["page_text"]
+__all__ = ["feed_text", "page_text"]
 
 _PARSER = lxml.html.HTMLParser(encoding="utf-8")
+_FEED_PARSER = lxml.etree.XMLParser(
+    encoding="utf-8", recover=True, resolve_entities=False, no_network=True
+)
+_ATOM = "{http://www.w3.org/2005/Atom}"
+_DATES = ("{*}pubDate", "{*}published", "{*}updated", "{*}date")
+_BODIES = ("{*}encoded", "{*}content", "{*}description", "{*}summary")
+_BLOCKS = ("p", "div", "br", "li", "tr", "pre", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6")
 _DROPPED = ("script", "style", "template", "noscript", "iframe", "object", "svg")
+_READ_CHARACTERS = 200_000
+"""Of a page's text: twice what an evidence extractor shows a model, and read within seconds."""
 _HIDING = re.compile(
     r"(?:^|;)(?:display:none|visibility:(?:hidden|collapse)|opacity:0(?:\.0*)?(?:;|!|$)"
     r"|font-size:0(?:\.0*)?(?:px|em|rem|pt|%)?(?:;|!|$)|(?:left|top|text-indent):-(?:999|\d{4}))"
@@ -36,18 +46,16 @@ def page_text(html: str, url: str, links: bool) -> tuple[str, str, str]:
     """Title and readable text of a page, without what a browser would not show, and its successor.
 
     Hidden are elements with ``hidden`` or a style attribute that hides them; style sheets are not
-    read. Title and text are empty where the page holds nothing, the successor's address where a
-    browser would stay on the page.
+    read. What comes after the first 200,000 characters is left out. Title and text are empty where
+    the page holds nothing, the successor's address where a browser would stay on the page.
     """
-    try:
-        tree = lxml.html.document_fromstring(html.replace("\0", "").encode(), parser=_PARSER)
-    except lxml.etree.ParserError:
+    tree = _parsed(html)
+    if tree is None:
         return "", "", ""
     title = " ".join((tree.findtext(".//title") or "").split())
-    for element in list(tree.iter(lxml.etree.Element)):
-        if element.tag in _DROPPED or _is_hidden(element):
-            _drop(element)
+    _drop_unseen(tree)
     leads_to = _successor(tree)
+    _cut(tree)
     text = trafilatura.extract(
         tree,
         url=url,
@@ -58,6 +66,83 @@ def page_text(html: str, url: str, links: bool) -> tuple[str, str, str]:
         favor_recall=True,
     )
     return title, text or "", leads_to
+
+
+def feed_text(source: str, url: str, links: bool) -> tuple[str, str]:
+    """Title and entries of an RSS or Atom feed, as a feed reader lists them.
+
+    An entry is its title, its date and its longest text, each on lines of its own. What comes after
+    the first 200,000 characters is left out. A feed without entries is shown as it is written.
+    """
+    root = lxml.etree.fromstring(source.replace("\0", "").strip().encode(), _FEED_PARSER)
+    if root is None:
+        return "", source
+    title = _one_line(root, "{*}title") or _one_line(root, "{*}channel/{*}title")
+    text = ""
+    for entry in root.iter("{*}item", "{*}entry"):
+        text += f"{_entry_text(entry, url, links)}\n\n"
+        if len(text) > _READ_CHARACTERS:
+            break
+    return (title, text) if text else ("", source)
+
+
+def _entry_text(entry: lxml.etree._Element, url: str, links: bool) -> str:
+    heading, link = _one_line(entry, "{*}title"), _entry_link(entry, url) if links else ""
+    if link:
+        heading = f"[{heading or link}]({link})"
+    dates = (_one_line(entry, name) for name in _DATES)
+    bodies = (_shown(body) for name in _BODIES for body in entry.iterfind(name))
+    parts = (heading, next(filter(None, dates), ""), max(bodies, key=len, default=""))
+    return "\n".join(filter(None, parts))
+
+
+def _entry_link(entry: lxml.etree._Element, url: str) -> str:
+    for link in entry.iterfind("{*}link"):
+        if link.get("rel", "alternate") == "alternate":
+            try:
+                return urljoin(url, (link.get("href") or link.text or "").strip())
+            except ValueError:
+                return ""
+    return ""
+
+
+def _one_line(parent: lxml.etree._Element, name: str) -> str:
+    """What is shown of the first child of a name; empty: there is none."""
+    found = parent.find(name)
+    return "" if found is None else " ".join(_shown(found).split())
+
+
+def _shown(element: lxml.etree._Element) -> str:
+    """The lines of what an element holds: XHTML, escaped HTML, or the plain text of Atom."""
+    text = element.text or ""
+    if not element.tag.startswith(_ATOM) or element.get("type", "text") != "text":
+        html = lxml.etree.tostring(element, encoding="unicode") if len(element) else text
+        tree = _parsed(" ".join(html.split()))
+        text = "" if tree is None else _lines_of(tree)
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(filter(None, lines))
+
+
+def _lines_of(tree: lxml.html.HtmlElement) -> str:
+    """What a browser would show, each block from a new line on."""
+    _drop_unseen(tree)
+    for block in tree.iter(*_BLOCKS):
+        block.text, block.tail = f"\n{block.text or ''}", f"\n{block.tail or ''}"
+    return tree.text_content()
+
+
+def _parsed(html: str) -> lxml.html.HtmlElement | None:
+    """The elements of a page; None: there are none."""
+    try:
+        return lxml.html.document_fromstring(html.replace("\0", "").encode(), parser=_PARSER)
+    except lxml.etree.ParserError:
+        return None
+
+
+def _drop_unseen(tree: lxml.html.HtmlElement) -> None:
+    for element in list(tree.iter(lxml.etree.Element)):
+        if element.tag in _DROPPED or _is_hidden(element):
+            _drop(element)
 
 
 def _successor(tree: lxml.html.HtmlElement) -> str:
@@ -82,8 +167,21 @@ def _drop(element: lxml.html.HtmlElement) -> None:
         element.drop_tree()
 
 
+def _cut(tree: lxml.html.HtmlElement) -> None:
+    """Take out the elements that begin after so many characters."""
+    characters = 0
+    for element in list(tree.iter(lxml.etree.Element)):
+        if characters > _READ_CHARACTERS:
+            element.getparent().remove(element)
+        characters += len(element.text or "") + len(element.tail or "")
+
+
 def _answer(request: Mapping[str, Any]) -> dict[str, str]:
-    title, text, leads_to = page_text(request["html"], request["url"], request["links"])
+    source, url, links = request["page"], request["url"], request["links"]
+    if request["kind"] == "feed":
+        title, text = feed_text(source, url, links)
+        return {"title": title, "text": text, "leads_to": ""}
+    title, text, leads_to = page_text(source, url, links)
     return {"title": title, "text": text, "leads_to": leads_to}
 
 

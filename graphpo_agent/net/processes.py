@@ -63,10 +63,10 @@ class ProcessPool:
         Args:
             request: JSON values by name.
             seconds: that the answer may take, the wait for a free process not included.
-            deadline: of both together.
+            deadline: of that wait.
 
         Raises:
-            CallFailed: transient: the deadline passed.
+            CallFailed: transient: no process was free by then.
             ToolError: no process can be started.
         """
         try:
@@ -77,13 +77,9 @@ class ProcessPool:
         try:
             if process is None or not process.alive:
                 process = _Process(self._worker, self._trouble)
-            limit = seconds if deadline is None else min(seconds, deadline.left())
-            answer = process.ask({**request, "seconds": limit}, limit)
+            return process.ask({**request, "seconds": seconds}, seconds)
         finally:
             self._places.put(process if process is not None and process.alive else None)
-        if answer is None and deadline is not None and deadline.passed:
-            raise deadline.missed()
-        return answer
 
 
 class _Process:

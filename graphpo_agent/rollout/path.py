@@ -65,7 +65,8 @@ def open_path(policy: Policy, task: Task, prompt: Prompt, memory: Any) -> PathSt
     if len(token_ids) >= policy.max_context_tokens:
         raise DataError(
             f"task {task.id!r}: its prompt has {len(token_ids)} tokens and leaves no room in the "
-            f"policy's context of {policy.max_context_tokens}; remove the task or raise the context"
+            f"policy's context of {policy.max_context_tokens}; remove the task, raise "
+            "engine.max_context_tokens where that is set, or use a model with a longer context"
         )
     return PathState(
         task=task,

@@ -20,6 +20,7 @@ from tools.fetch import WebReader, resolve
 
 OAK = b"An oak is a tree."
 OAK_HTML = b"<title>Oak</title><p>An oak is a tree.</p>"
+FEED = b'<?xml version="1.0"?><rss><channel><item><title>The oak</title></item></channel></rss>'
 HOSTILE = b"<p " + b" ".join(b"a%d=1" % n for n in range(200_000)) + b">x</p>"
 
 
@@ -80,6 +81,22 @@ def test_only_honest_headers_are_sent(site, monkeypatch):
         (b'{"a": 1}', "application/json", '{"a": 1}'),
         (b"tree,height\noak,40", "text/csv", "tree,height\noak,40"),
         (b"<trees><oak/></trees>", "text/xml", "<trees><oak/></trees>"),
+        (b"<trees><oak/></trees>", "application/xml", "<trees><oak/></trees>"),
+        (FEED, "application/rss+xml; charset=utf-8", "The oak"),
+        (FEED, "application/xml", "The oak"),
+        (FEED, "text/xml", "The oak"),
+        (FEED, HTML, "The oak"),
+        (b'<html xmlns="http://www.w3.org/1999/xhtml"><p>An oak</p></html>', "text/xml", "An oak"),
+        (b"An oak", None, "An oak"),
+        (b"An <b>oak</b>", None, "An <b>oak</b>"),
+        (b"\n<!-- x --><!DOCTYPE html>\n<title>Oak</title><p>An oak", None, "An oak"),
+        (b"An oak", "*/*", "An oak"),
+        (FEED, None, "The oak"),
+        (
+            b'<?xml version="1.0"?><trees><oak/></trees>',
+            None,
+            '<?xml version="1.0"?><trees><oak/></trees>',
+        ),
         ("<p>橡树是一种树".encode("gb18030"), "text/html; charset=gb2312", "橡树是一种树"),
         ("<meta charset=koi8-r><p>дуб".encode("koi8-r"), "text/html", "дуб"),
         (b"<html><p>An oak</html>", "application/xhtml+xml", "An oak"),
@@ -96,7 +113,9 @@ def test_content_types_and_charsets_that_are_read(site, body, content_type, expe
         ("application/pdf", b"%PDF-1.7"),
         ("image/png", b"\x89PNG"),
         ("application/octet-stream", b"text"),
-        (None, b"text"),
+        ("image/svg+xml", b"<svg><text>An oak</text></svg>"),
+        (None, b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x01" + bytes(range(256))),
+        (None, b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<< /Type /Catalog >>\n"),
         (HTML, b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<< /Type /Catalog >>\n"),
         (HTML, gzip.compress(OAK_HTML, mtime=0)),
         ("text/plain", b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20),
@@ -452,6 +471,13 @@ def test_a_hostile_page_does_not_stop_the_others(site):
     hostile.join()
     assert kinds == ["no_result"]
     assert reader.read(site.url("/oak")).text == "An oak is a tree."
+
+
+def test_a_page_that_came_in_time_but_cannot_be_read_is_no_outage(site):
+    site.page("/hostile", HOSTILE, HTML)
+    reader = reader_for(site, deadline_s=2.0, extraction_s=3.0, tries=2)
+    assert failure_of(reader, site.url("/hostile")) == "no_result"
+    assert site.requests["/hostile"] == 1
 
 
 def test_requests_to_one_host_take_turns(site):

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import threading
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def pool():
 
 
 def text_of(pool, html, links=False):
-    return pool.text(html, "https://example.org/wiki/oak", links, Deadline(120.0))
+    return pool.text(html, "html", "https://example.org/wiki/oak", links, Deadline(120.0))
 
 
 def test_a_page_becomes_its_title_and_what_a_reader_sees(pool):
@@ -105,6 +106,91 @@ def test_where_a_page_leads_at_once(pool, meta, leads_to):
     assert text_of(pool, html) == ("", "An oak", leads_to)
 
 
+def test_a_very_long_page_is_read_up_to_where_nobody_shows_it(pool):
+    paragraphs = [
+        f"<p>Oak number {n} stands <b>alone</b> in its field. {'x' * 300}</p>" for n in range(2000)
+    ]
+    whole = text_of(pool, f"<article>{''.join(paragraphs[:500])}</article>")[1]
+    assert whole.endswith("x") and "Oak number 499 " in whole
+    text = text_of(pool, f"<article>{''.join(paragraphs)}</article>")[1]
+    assert text.startswith(whole)
+    assert 200_000 <= len(text) < 210_000
+
+
+RSS = """<?xml version="1.0" encoding="latin-1"?><!-- made by hand -->
+<rss version="2.0" xmlns:content="http://purl.org/rss/1.0/modules/content/"><channel>
+<image><title>Logo</title></image><title>Tree News &amp; more</title><link>https://e.org/</link>
+<item><title>Oak &amp;amp; Fir</title><link>/oak</link><pubDate>Mon, 01 Jan 2024</pubDate>
+<description>&lt;p&gt;An &lt;b&gt;oa&lt;/b&gt;k is&lt;p hidden&gt;UNSEEN&lt;/p&gt;&lt;p&gt;a
+tree.&lt;/p&gt;&lt;script&gt;SCRIPTED&lt;/script&gt;</description></item>
+<item><title><![CDATA[The <i>fir</i>]]></title><description>short</description>
+<content:encoded><![CDATA[<ul><li>bears</li><li>cones&nbsp;too</li></ul>]]></content:encoded>
+</item>
+</channel></rss>"""
+ATOM = """<feed xmlns="http://www.w3.org/2005/Atom"><title>Questions</title>
+<link rel="self" href="/"/><entry><title>List&lt;Oak&gt; &amp; 5 &lt; 6</title>
+<link rel="edit" href="/e"/><link href="q/1"/>
+<updated>2024-01-01</updated><summary>short</summary><content type="xhtml">
+<div xmlns="http://www.w3.org/1999/xhtml"><p>An oak</p><p>is a <em>tree</em></p></div></content>
+</entry><entry><link href="http://["/><summary type="html">&lt;b&gt;A fir&lt;/b&gt;</summary>
+</entry></feed>"""
+RDF = """<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"
+xmlns="http://purl.org/rss/1.0/" xmlns:dc="http://purl.org/dc/elements/1.1/"><channel>
+<title>Trees</title></channel><item><title>The oak</title>
+<dc:date>2020</dc:date></item></rdf:RDF>"""
+BOMB = (
+    '<!DOCTYPE rss [<!ENTITY e0 "lol"><!ENTITY file SYSTEM "file:///etc/passwd">'
+    + "".join(f'<!ENTITY e{n + 1} "{f"&e{n};" * 10}">' for n in range(9))
+    + "]><rss><item><title>&file;An oak</title></item><item><title>&e9;</title></item></rss>"
+)
+
+
+def feed_of(pool, source, links=False):
+    title, text, _ = pool.text(source, "feed", "https://e.org/feed/", links, Deadline(120.0))
+    return title, text.strip()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            RSS,
+            (
+                "Tree News & more",
+                "Oak & Fir\nMon, 01 Jan 2024\nAn oak is\na tree.\n\nThe fir\nbears\ncones too",
+            ),
+        ),
+        (
+            ATOM,
+            ("Questions", "List<Oak> & 5 < 6\n2024-01-01\nAn oak\nis a tree\n\nA fir"),
+        ),
+        (RDF, ("Trees", "The oak\n2020")),
+        ("<rss><channel><item><title>An oak", ("", "An oak")),
+        ("<rss><channel></channel></rss>", ("", "<rss><channel></channel></rss>")),
+        ("<!--\x01--><rss>", ("", "<!--\x01--><rss>")),
+    ],
+)
+def test_a_feed_is_its_entries(pool, source, expected):
+    assert feed_of(pool, source) == expected
+
+
+def test_a_feed_leads_to_its_entries_on_request(pool):
+    assert "[Oak & Fir](https://e.org/oak)\n" in feed_of(pool, RSS, links=True)[1]
+    assert "[List<Oak> & 5 < 6](https://e.org/feed/q/1)\n" in feed_of(pool, ATOM, links=True)[1]
+
+
+def test_a_feed_of_entities_neither_explodes_nor_reads_files(pool):
+    text = feed_of(pool, BOMB)[1]
+    assert "An oak" in text
+    assert "root:" not in text and len(text) < 1000
+
+
+def test_a_very_long_feed_is_read_up_to_where_nobody_shows_it(pool):
+    items = "".join(f"<item><title>Oak {n} {'x' * 1000}</title></item>" for n in range(1000))
+    text = feed_of(pool, f"<rss><channel>{items}</channel></rss>")[1]
+    assert text.startswith("Oak 0 ") and 200_000 <= len(text) < 202_000
+
+
 def test_a_hostile_page_is_killed_while_other_pages_go_on():
     pool = HtmlPool(workers=2, seconds=3.0)
     failures = []
@@ -126,16 +212,26 @@ def test_a_hostile_page_is_killed_while_other_pages_go_on():
     assert text_of(pool, PAGE)[0] == "The Oak & the Fir"
 
 
-def test_the_deadline_of_a_call_is_an_outage(pool):
-    with pytest.raises(CallFailed) as failed:
-        pool.text(HOSTILE, "https://example.org/", False, Deadline(0.5))
-    assert failed.value.kind == "transient"
+def test_a_page_that_takes_too_long_is_no_outage_but_the_wait_for_a_process_is():
+    pool = HtmlPool(workers=1, seconds=3.0)
+
+    def kind_of(html):
+        with pytest.raises(CallFailed) as failed:
+            pool.text(html, "html", "https://example.org/", False, Deadline(0.5))
+        return failed.value.kind
+
+    with ThreadPoolExecutor(2) as threads:
+        kinds = list(threads.map(kind_of, [HOSTILE, HOSTILE]))
+    assert sorted(kinds) == ["no_result", "transient"]
     assert text_of(pool, PAGE)[0] == "The Oak & the Fir"
 
 
 def test_a_process_does_not_outlive_who_asked_for_a_slow_page():
     """Parent killed: the worker still ends, by its own alarm, with the page half read."""
-    request = 'json.dumps({"html": html, "url": "https://e.org/", "links": False, "seconds": 1.0})'
+    request = (
+        'json.dumps({"page": html, "kind": "html", "url": "https://e.org/", "links": False, '
+        '"seconds": 1.0})'
+    )
     parent = f"""
 import json, os, struct, subprocess, sys
 html = "<p " + " ".join(f"a{{n}}=1" for n in range(200_000)) + ">x</p>"
@@ -213,6 +309,16 @@ def test_no_control_or_format_character_is_left(text):
             '<meta charset="windows-1251">дуб',
         ),
         ('<meta charset="utf-16">Grün'.encode(), None, '<meta charset="utf-16">Grün'),
+        (
+            '<?xml version="1.0" encoding="windows-1251"?>дуб'.encode("cp1251"),
+            None,
+            '<?xml version="1.0" encoding="windows-1251"?>дуб',
+        ),
+        (
+            '<p>encoding="windows-1251"?>дуб'.encode(),
+            None,
+            '<p>encoding="windows-1251"?>дуб',
+        ),
         ("樫".encode("shift_jis"), "x-sjis", "樫"),
         ("樫".encode("shift_jis"), "Windows-31J", "樫"),
         ("참나무".encode("cp949"), "windows-949", "참나무"),

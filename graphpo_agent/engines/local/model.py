@@ -29,6 +29,7 @@ __all__ = [
     "model_config",
     "model_without_weights",
     "output_head",
+    "told_reach",
     "usable_device",
 ]
 
@@ -237,6 +238,17 @@ def context_limit(config: PretrainedConfig) -> int:
         )
     most = int(config.max_position_embeddings)
     return most if limit is None else min(most, limit)
+
+
+def told_reach(config: PretrainedConfig) -> list[str]:
+    """A line about a model whose contexts end before the length that it states; else none."""
+    stated, limit = int(config.max_position_embeddings), context_limit(config)
+    if limit == stated:
+        return []
+    return [
+        f"contexts end at {limit:,} tokens, not at the {stated:,} that the model states: its "
+        "sliding window, or the original context of its LongRoPE, goes no further"
+    ]
 
 
 def check_context(wanted: int, limit: int, model_name: str) -> None:
