@@ -40,15 +40,25 @@ def join(graphs: Sequence[RolloutGraph]) -> Forest:
     """The forest of at least one graph."""
     sizes = np.array([g.num_nodes for g in graphs], np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    parent = np.concatenate([g.parent for g in graphs])
     return Forest(
         starts=starts,
         graph_of=np.repeat(np.arange(len(graphs)), sizes),
-        parent=np.where(parent >= 0, parent + np.repeat(starts[:-1], sizes), -1),
+        parent=joined_parents([g.parent for g in graphs]),
         depth=np.concatenate([g.depth for g in graphs]),
         terminal=np.concatenate([g.terminal for g in graphs]),
         reward=np.concatenate([g.reward for g in graphs]),
     )
+
+
+def joined_parents(parents: Sequence[IntArray]) -> IntArray:
+    """The parents of the nodes of several forests as those of one; a root's is -1.
+
+    >>> joined_parents([np.array([-1, 0]), np.array([-1, 0, 1])]).tolist()
+    [-1, 0, -1, 2, 3]
+    """
+    sizes = np.array([len(parent) for parent in parents])
+    joined = np.concatenate(parents)
+    return np.where(joined >= 0, joined + np.repeat(np.cumsum(sizes) - sizes, sizes), -1)
 
 
 def by_layer(depth: IntArray) -> list[IntArray]:

@@ -1,6 +1,5 @@
 """Index arithmetic on arrays, and the way of an array to the device."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,34 +9,13 @@ from torch import Tensor
 
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["joined_forests", "levels", "ranges", "shifts", "to_device"]
+__all__ = ["levels", "ranges", "to_device"]
 
 
 def ranges(lengths: IntArray) -> IntArray:
     """``0 … n-1`` for every n of ``lengths``, one after another."""
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-
-
-def shifts(counts: Sequence[int]) -> IntArray:
-    """How many come before each.
-
-    >>> shifts([3, 1, 2]).tolist()
-    [0, 3, 4]
-    """
-    return np.cumsum([0, *counts[:-1]])
-
-
-def joined_forests(parents: Sequence[IntArray]) -> IntArray:
-    """The parents of the nodes of several forests as those of one; a root's is -1.
-
-    >>> joined_forests([np.array([-1, 0]), np.array([-1, 0, 1])]).tolist()
-    [-1, 0, -1, 2, 3]
-    """
-    before = shifts([len(parent) for parent in parents])
-    return np.concatenate(
-        [np.where(parent >= 0, parent + n, -1) for parent, n in zip(parents, before, strict=True)]
-    )
 
 
 def levels(parent: IntArray) -> list[IntArray]:

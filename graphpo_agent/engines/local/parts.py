@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphpo_agent.engines.local.arrays import joined_forests, shifts
 from graphpo_agent.engines.local.shared_tokens import SharedTokens
 from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.forest import joined_parents
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["Part", "cut", "joined", "whole"]
@@ -121,10 +121,10 @@ def cut(part: Part, max_tokens: int) -> Iterator[Part]:
 
 def joined(parts: Sequence[Part]) -> Part:
     """All stretches of some parts, as a forest."""
-    nodes = shifts([len(part.parent) for part in parts])
-    targets = shifts([len(part.targets) for part in parts])
+    nodes = _shifts([len(part.parent) for part in parts])
+    targets = _shifts([len(part.targets) for part in parts])
     return Part(
-        joined_forests([part.parent for part in parts]),
+        joined_parents([part.parent for part in parts]),
         np.concatenate([part.first for part in parts]),
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.kept for part in parts]),
@@ -133,6 +133,11 @@ def joined(parts: Sequence[Part]) -> Part:
         np.concatenate([part.trained for part in parts]),
         np.concatenate([part.target_of + k for part, k in zip(parts, targets, strict=True)]),
     )
+
+
+def _shifts(counts: Sequence[int]) -> IntArray:
+    """How many come before each."""
+    return np.cumsum([0, *counts[:-1]])
 
 
 def _best_cut(above: IntArray, covered: IntArray) -> int:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.engines.local.arrays import joined_forests, levels, ranges
+from graphpo_agent.engines.local.arrays import levels, ranges
 from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.forest import joined_parents
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["SharedTokens", "shared_tokens"]
@@ -48,7 +49,7 @@ def shared_tokens(samples: Sequence[TrainingSample]) -> SharedTokens:
     """Find the tokens that follow the same text; those of different samples are apart."""
     lengths = np.concatenate([np.diff(sample.offsets) for sample in samples])
     token_ids = np.concatenate([sample.token_ids for sample in samples])
-    parent = joined_forests([sample.parent for sample in samples])
+    parent = joined_parents([sample.parent for sample in samples])
     node, within = np.repeat(np.arange(len(parent)), lengths), ranges(lengths)
     above, hashed = _paths(parent, lengths, token_ids)
     before = np.where(within > 0, np.arange(len(node)) - 1, above[node])
