@@ -109,10 +109,11 @@ def prepare(config: RunConfig) -> Setup:
     told = told_left_out(reasons)
     check_enough(config, tasks, told)
     check_fitting(grower.expander, engine.policy, heldout)
+    reach = told_reach(model_config(config.model.path), engine.policy.max_context_tokens)
     return Setup(
         tasks=tasks,
         heldout=heldout,
-        notes=[*told_reach(model_config(config.model.path)), *told],
+        notes=[*reach, *told],
         grower=grower,
         method=method,
         budget=build_budget(config.budget),

@@ -22,6 +22,7 @@ from graphpo_agent.engines.local.model import (
     context_limit,
     load_model,
     model_without_weights,
+    told_reach,
     usable_device,
 )
 from graphpo_agent.engines.local.options import OptimizerOptions
@@ -211,6 +212,15 @@ def test_each_kind_of_layer_may_turn_its_positions_its_own_way(make_model):
     plain = {"rope_type": "default", "rope_theta": 10000.0}
     config.rope_parameters = {"full_attention": long_rope(40), "sliding_attention": plain}
     assert context_limit(config) == 40
+
+
+def test_a_reach_is_told_that_neither_model_nor_user_states(make_model):
+    config = make_model(limit=100).config
+    assert told_reach(config, 100) == []
+    config.layer_types, config.sliding_window = ["sliding_attention"] * 2, 30
+    (line,) = told_reach(config, 30)
+    assert "end at 30 tokens, not at the 100" in line
+    assert told_reach(config, 20) == []  # as engine.max_context_tokens asks
 
 
 def test_layers_that_are_not_attention_are_refused(make_model):

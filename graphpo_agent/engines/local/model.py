@@ -240,13 +240,13 @@ def context_limit(config: PretrainedConfig) -> int:
     return most if limit is None else min(most, limit)
 
 
-def told_reach(config: PretrainedConfig) -> list[str]:
-    """A line about a model whose contexts end before the length that it states; else none."""
-    stated, limit = int(config.max_position_embeddings), context_limit(config)
-    if limit == stated:
+def told_reach(config: PretrainedConfig, reach: int) -> list[str]:
+    """A line where contexts end at ``reach`` tokens, unlike model and user say; else none."""
+    stated = int(config.max_position_embeddings)
+    if reach == stated or reach < context_limit(config):
         return []
     return [
-        f"contexts end at {limit:,} tokens, not at the {stated:,} that the model states: its "
+        f"contexts end at {reach:,} tokens, not at the {stated:,} that the model states: its "
         "sliding window, or the original context of its LongRoPE, goes no further"
     ]
 
