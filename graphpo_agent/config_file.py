@@ -130,24 +130,24 @@ def _problem(error: ErrorDetails, data: Any) -> _Problem:
     """What pydantic says of a configuration, by the key that the user wrote."""
     location, context = [*map(str, error["loc"])], error.get("ctx", {})
     keys = [*_keys(location, data)]
-    says, given = error["msg"].removeprefix("Value error, "), error["input"]
+    says, given = error["msg"].removeprefix("Value error, "), f" (got {error['input']!r})"
     match error["type"]:
         case "extra_forbidden":
             kind = location[-2:-1]
             says = f"unknown key of {kind[0]!r}" if kind != keys[-2:-1] else "unknown key"
-            return _Problem(".".join(keys), says, unknown=True)
+            given = ""
         case "missing":
-            return _Problem(".".join(keys), "is missing", unknown=False)
+            says, given = "is missing", ""
         case "union_tag_not_found":
-            says = f"needs the key {context['discriminator']}"
-            return _Problem(".".join(keys), says, unknown=False)
+            says, given = f"needs the key {context['discriminator']}", ""
         case "union_tag_invalid":
             keys.append(context["discriminator"].strip("'"))
-            given = given[keys[-1]]
+            given = f" (got {error['input'][keys[-1]]!r})"
             says = f"Input should be {' or '.join(context['expected_tags'].rsplit(', ', 1))}"
         case "model_type" | "model_attributes_type":
             says = "Input should be a mapping of keys"
-    return _Problem(".".join(keys), f"{says} (got {given!r})" if keys else says, unknown=False)
+    unknown = error["type"] == "extra_forbidden"
+    return _Problem(".".join(keys), says + given if keys else says, unknown)
 
 
 def _hint(problems: Sequence[_Problem], overrides: Sequence[str]) -> str:

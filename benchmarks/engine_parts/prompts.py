@@ -147,8 +147,9 @@ def _page(result: dict[str, Any]) -> list[str]:
         f"The project's own prompt of each protocol, with {TASKS} short questions; a tokenizer of "
         "whole words, random models. Each ratio is the time of the same prompts behind a first "
         "token of their own, which have nothing in common, over the time of the prompts as they "
-        "are; CPU seconds of one thread, medians of runs in turn, 11 with 0.2 M parameters and 7 "
-        "with 5 M. *First tokens*: a token is drawn behind each prompt. *Update*: behind each "
+        "are; CPU seconds of one thread, medians of runs in turn, "
+        f"{REPEATS['0.2M']} with 0.2 M parameters and {REPEATS['5M']} with 5 M. *First tokens*: a "
+        "token is drawn behind each prompt. *Update*: behind each "
         f"prompt one answer of {PATH} random tokens (as in supervised training), eight, or a graph "
         f"with paths of {PATH} tokens.",
         "",

@@ -55,6 +55,8 @@ def num_shared(text: Sequence[int], first: Sequence[int]) -> int:
 def share_beginnings(part: Part, texts: Sequence[list[int]]) -> Part:
     """The part with what its roots begin with alike as stretches of their own, once each.
 
+    Those of a few tokens are left out.
+
     Args:
         part: a forest.
         texts: the ``beginning`` of each root, in their order.

@@ -87,10 +87,11 @@ def _first_fit(sizes: Sequence[int], texts: Sequence[list[int]], capacity: int) 
     rows: list[list[int]] = []
     room: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        at_least = sizes[i] - len(texts[i])
         for row, members in enumerate(rows):
-            more = sizes[i] - len(texts[i])  # at the least
-            if more <= room[row]:
-                more = sizes[i] - num_shared(texts[i], texts[members[0]])
+            if at_least > room[row]:
+                continue
+            more = sizes[i] - num_shared(texts[i], texts[members[0]])
             if more <= room[row]:
                 members.append(i)
                 room[row] -= more
