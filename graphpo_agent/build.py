@@ -1,8 +1,7 @@
 """Configuration → objects. The only module that sees both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from graphpo_agent.config import (
 )
 from graphpo_agent.config_methods import MethodConfig, PrmMethod
 from graphpo_agent.config_state import FrozenSummaryState, KeyState
-from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.forward import check_flat_layout
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
@@ -72,7 +70,7 @@ from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.rollout.grow import Grower
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.rollout.step_scores import StepScoring
-from graphpo_agent.types import SamplingParams, Task
+from graphpo_agent.types import SamplingParams
 
 __all__ = [
     "build_budget",
@@ -85,8 +83,6 @@ __all__ = [
     "build_sampling",
     "build_sft_engine",
     "build_step_scoring",
-    "build_tasks",
-    "check_enough",
     "check_named",
     "check_precision",
     "compute_options",
@@ -248,29 +244,6 @@ def build_step_scoring(config: MethodConfig, tokenizer: Tokenizer) -> StepScorin
 def build_prefixes(method: Method) -> PrefixPool | None:
     """The pool of the method that goes on from earlier answers."""
     return PrefixPool(method.pool) if isinstance(method, Pros) else None
-
-
-def build_tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
-    """A run's training tasks, and those that are held out.
-
-    Raises:
-        ConfigError: a step needs more tasks than there are.
-        DataError: a file holds none, or a row that cannot be used.
-    """
-    tasks = load_tasks(*map(Path, config.tasks.train))
-    check_enough(config, tasks)
-    heldout = load_tasks(Path(config.tasks.heldout)) if config.tasks.heldout else []
-    return tasks, heldout[: config.train.eval_tasks]
-
-
-def check_enough(config: RunConfig, tasks: Sequence[Task], told: Sequence[str] = ()) -> None:
-    """Raise ConfigError where a step needs more tasks than there are; ``told``: of the others."""
-    if config.train.prompts_per_step > len(tasks):
-        raise ConfigError(
-            f"train.prompts_per_step is {config.train.prompts_per_step}, but "
-            f"{', '.join(config.tasks.train)} has {len(tasks)} tasks that can be used"
-            + "".join(f"; {line}" for line in told)
-        )
 
 
 def build_budget(config: BudgetConfig) -> Budget:

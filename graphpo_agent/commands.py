@@ -15,7 +15,6 @@ from graphpo_agent.build import (
     build_sampling,
     build_sft_engine,
     build_step_scoring,
-    build_tasks,
     check_named,
 )
 from graphpo_agent.build_method import build_method
@@ -35,6 +34,7 @@ from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.rollout.graph_file import GraphFile
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import outages_of
+from graphpo_agent.run_tasks import load_run_tasks
 from graphpo_agent.sft import check_model_output, finished_steps, warm_start, with_observations
 from graphpo_agent.toy import make_toy
 from graphpo_agent.train_run import (
@@ -106,7 +106,11 @@ def _print_outlook(config: RunConfig) -> None:
     """Memory, budget and tasks, as comments: what is printed stays a configuration."""
     try:
         through_verl = isinstance(config.engine, VerlEngineConfig)
-        lines = check_verl(config) if through_verl else describe_memory(config)
+        lines = (
+            check_verl(config)
+            if through_verl
+            else [*describe_memory(config, 0), "memory: prompts are not read here and not counted"]
+        )
     except ModelError as error:
         lines = [f"memory: not known yet: {error}"]
     lines += [*describe_budget(config), _describe_tasks(config)]
@@ -115,7 +119,7 @@ def _print_outlook(config: RunConfig) -> None:
 
 def _describe_tasks(config: RunConfig) -> str:
     try:
-        tasks, heldout = build_tasks(config)
+        tasks, heldout = load_run_tasks(config)
     except GraphPOError as error:
         return f"tasks: not known yet: {error}"
     trained = {task.id for task in tasks}

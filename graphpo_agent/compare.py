@@ -10,12 +10,12 @@ from statistics import mean
 from rich.console import Console
 from rich.status import Status
 
-from graphpo_agent.build import build_tasks
 from graphpo_agent.compare_run import Told, train_apart
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import load_config, read_yaml
+from graphpo_agent.engines.local.model import model_config
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
-from graphpo_agent.memory import describe_budget, describe_memory
+from graphpo_agent.memory import describe_budget
 from graphpo_agent.outputs import check_above
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
@@ -24,6 +24,7 @@ from graphpo_agent.report.console import TimeLeft
 from graphpo_agent.report.numbers import compact, duration, percent
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.run_files import read_run
+from graphpo_agent.run_tasks import load_run_tasks
 from graphpo_agent.train_run import changed_settings, check_run
 
 __all__ = ["MethodFile", "compare_command", "find_methods", "time_left"]
@@ -200,8 +201,8 @@ def _plan(
             config = load_config(RunConfig, config_path, [str(method.path), *overrides])
             _check_comparable(config)
             check_run(config)
-            build_tasks(config)
-            describe_memory(config)  # that its model is there
+            load_run_tasks(config)
+            model_config(config.model.path)  # that it is there
         except GraphPOError as error:
             raise ConfigError(f"{method.label}: {error}") from None
         configs[method.label] = config

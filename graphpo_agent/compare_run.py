@@ -160,7 +160,10 @@ class _Sender(RunConsole):
         super().__init__()
         self._sender = sender
 
-    def start(self, total_steps: int | None, header: Sequence[str]) -> None:
+    def tell(self, lines: Sequence[str]) -> None:
+        pass
+
+    def start(self, total_steps: int | None) -> None:
         pass
 
     def step(self, metrics: Mapping[str, float]) -> None:

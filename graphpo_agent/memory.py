@@ -75,20 +75,26 @@ def describe_budget(config: RunConfig) -> list[str]:
     ]
 
 
-def describe_memory(config: RunConfig) -> list[str]:
+def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     """Two or three lines: the memory that training needs and whether it is there.
+
+    Args:
+        config: the run.
+        prompt_tokens: as in ``memory_of``.
 
     Raises:
         ModelError: there is no model.
     """
     device = usable_device(device_of(config.model))
-    return memory_of(config).lines(free_memory(device), device.type)
+    return memory_of(config, prompt_tokens).lines(free_memory(device), device.type)
 
 
-def memory_of(config: RunConfig) -> MemoryEstimate:
-    """The memory that training needs; loads no weights.
+def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
+    """The memory that training needs, evaluation left out; loads no weights.
 
-    The prompts' own tokens are not counted, as their length is not known yet, nor is evaluation.
+    Args:
+        config: the run.
+        prompt_tokens: of a prompt, on average. What prompts begin with alike is counted for each.
 
     Raises:
         ModelError: there is no model.
@@ -98,19 +104,21 @@ def memory_of(config: RunConfig) -> MemoryEstimate:
     if config.model.lora is not None:
         add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
     device, sizes = usable_device(device_of(config.model)), model_sizes(model)
-    on_cpu, path = device.type == "cpu", max(1, mode.max_response_tokens // 2)
+    on_cpu, path = device.type == "cpu", prompt_tokens + max(1, mode.max_response_tokens // 2)
+    longest = prompt_tokens + mode.max_response_tokens
     compute = compute_options(config)
     if isinstance(config.engine, LocalEngineConfig):
         dtype = torch.bfloat16 if compute.autocast else getattr(torch, config.model.dtype)
         paged, prompts = pages_fit(device, dtype), config.train.prompts_per_step
-        columns = 0 if paged else prompts * _columns_at_once(config)
+        columns = 0 if paged else prompts * _most_edges(config)[1] * shelf_capacity(longest)
         held = min(gib(config.engine.max_batch_gib), columns * token_bytes(sizes, compute))
-        kept = prompts * _graph_tokens(config, unused=PAGE - 1 if paged else 0)
+        kept = _graph_tokens(config, unused=PAGE - 1 if paged else 0)
+        kept = prompts * (prompt_tokens + kept)
     else:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
     needs = UpdateSizes(
-        max_tokens=max(update.max_tokens_per_batch, mode.max_response_tokens),
+        max_tokens=max(update.max_tokens_per_batch, longest),
         block_tokens=block_length(path),
         path_tokens=path,
         reference=update.kl_coefficient > 0 and config.model.lora is None,
@@ -132,12 +140,6 @@ def _vllm_bytes(
     if device.type == "cpu":
         return weight_bytes + gib(engine.kv_cache_gib)
     return int(engine.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
-
-
-def _columns_at_once(config: RunConfig) -> int:
-    """The most columns that the continuations of one graph can hold together."""
-    _, paths = _most_edges(config)
-    return paths * shelf_capacity(config.mode.max_response_tokens)
 
 
 def _graph_tokens(config: RunConfig, unused: int) -> int:

@@ -98,8 +98,8 @@ class TurnBreak:
     closing: tuple[int, ...]
 
 
-class Policy(Protocol):
-    """The model being trained, as a sampler that continues from any prefix it has seen."""
+class PromptOpener(Protocol):
+    """What begins a path: a policy, or what stands for it before its weights are loaded."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -118,6 +118,10 @@ class Policy(Protocol):
     def extend(self, context: Context, token_ids: Sequence[int]) -> Context:
         """``context`` followed by tokens that the policy did not sample (an observation)."""
         ...
+
+
+class Policy(PromptOpener, Protocol):
+    """The model being trained, as a sampler that continues from any prefix it has seen."""
 
     def cut(self, context: Context, num_tokens: int, last: int) -> Context:
         """The first ``num_tokens`` tokens of ``context``, the ``last`` of them one it sampled.
@@ -223,7 +227,7 @@ class Expander(Protocol):
     path_tokens: int
     """What it samples for one path at most."""
 
-    def start(self, policy: Policy, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
+    def start(self, policy: PromptOpener, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         """The root: the rendered prompt of a task, and the beginning of an answer behind it.
 
         Raises:

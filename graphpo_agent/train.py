@@ -4,7 +4,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +17,6 @@ from graphpo_agent.build import (
     build_prefixes,
     build_sampling,
     build_step_scoring,
-    build_tasks,
-    check_enough,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
@@ -29,6 +27,7 @@ from graphpo_agent.errors import RunError
 from graphpo_agent.evals.heldout import Evaluation, judged_paths, measured, sample
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
+from graphpo_agent.memory import describe_memory
 from graphpo_agent.methods.method import Credit, Method, credits_of, training_sample
 from graphpo_agent.methods.prefix_pool import Grown, PrefixPool
 from graphpo_agent.methods.whiten import whitened
@@ -42,11 +41,11 @@ from graphpo_agent.report.run_dir import (
     RunDirectory,
     command_line,
 )
-from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks, told_left_out
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
+from graphpo_agent.run_tasks import usable_tasks
 from graphpo_agent.types import Prefix, SamplingParams, Task
 
 __all__ = ["Setup", "prepare", "train"]
@@ -72,8 +71,6 @@ class Setup:
     sampling: SamplingParams
     tasks: Sequence[Task]
     heldout: Sequence[Task]
-    notes: Sequence[str] = ()
-    """What a reader should know before the run starts."""
 
     def save(self, directory: Path) -> None:
         """Write all that learns into a new directory."""
@@ -95,25 +92,27 @@ class Setup:
             self.prefixes.restore(read_json(checkpoint / PREFIXES))
 
 
-def prepare(config: RunConfig) -> Setup:
-    """Load data, model and tools of a run; leave training tasks out whose prompts do not fit.
+def prepare(config: RunConfig, tell: Callable[[list[str]], object] = lambda lines: None) -> Setup:
+    """Load data, tools and model of a run; leave training tasks out whose prompts do not fit.
+
+    Args:
+        config: the run.
+        tell: given what a reader should know before the weights are loaded: the memory that
+            training needs, where contexts end, which tasks are left out.
 
     Raises:
         ConfigError: a step needs more tasks than there are.
         DataError: the prompt of a held-out task does not fit into the policy's context.
+        ModelError: there is no model, or none that can be trained.
     """
-    tasks, heldout = build_tasks(config)
-    method = build_method(config.method)
-    grower, engine = build_grower(config), build_engine(config)
-    tasks, reasons = fitting_tasks(grower.expander, engine.policy, tasks)
-    told = told_left_out(reasons)
-    check_enough(config, tasks, told)
-    check_fitting(grower.expander, engine.policy, heldout)
-    reach = told_reach(model_config(config.model.path), engine.policy.max_context_tokens)
+    method, grower = build_method(config.method), build_grower(config)
+    tasks = usable_tasks(config, grower.expander)
+    reach = told_reach(model_config(config.model.path), tasks.max_context_tokens)
+    tell([*describe_memory(config, tasks.prompt_tokens), *reach, *tasks.told])
+    engine = build_engine(config)
     return Setup(
-        tasks=tasks,
-        heldout=heldout,
-        notes=[*reach, *told],
+        tasks=tasks.train,
+        heldout=tasks.heldout,
         grower=grower,
         method=method,
         budget=build_budget(config.budget),

@@ -17,7 +17,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.evals.heldout import Evaluation
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.memory import describe_budget, describe_memory
+from graphpo_agent.memory import describe_budget
 from graphpo_agent.methods.method import Credit, credits_of
 from graphpo_agent.outputs import check_above
 from graphpo_agent.report.console import RunConsole
@@ -110,17 +110,16 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     if isinstance(config.engine, VerlEngineConfig):
         return _verl_run(config, resume, console)
     path = resume or Path(config.output)
-    header = [f"{config.method.name} → {path}", *describe_memory(config), *describe_budget(config)]
-    setup = prepare(config)
-    header += setup.notes
+    title, budget = f"{config.method.name} → {path}", describe_budget(config)
+    setup = prepare(config, lambda lines: console.tell([title, *lines, *budget]))
     with locked(path):
         if resume is None:
             run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
         else:
             run = RunDirectory.existing(path)
             run.check_manifest()
-            header += _changes(run, config)
-        console.start(config.train.steps, header)
+            console.tell(_changes(run, config))
+        console.start(config.train.steps)
         try:
             after = train(config, setup, run, console, resume is not None)
         finally:
@@ -136,7 +135,7 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     """``train_run`` through verl; its checkpoints are verl's own."""
     left_out, notes = prepare_verl(config)
     path = resume or Path(config.output)
-    header = [f"{config.method.name} → {path}", *notes]
+    console.tell([f"{config.method.name} → {path}", *notes])
 
     def going() -> None:  # what cannot go on changes nothing
         if resume is not None:
@@ -149,8 +148,8 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
             run = RunDirectory.existing(path)
             run.check_manifest()
             rewind_logs(run)
-            header += _changes(run, config)
-        console.start(config.train.steps, header)
+            console.tell(_changes(run, config))
+        console.start(config.train.steps)
         try:
             train_through_verl(config, run, console, resume is not None, going, left_out)
         finally:

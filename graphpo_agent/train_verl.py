@@ -1,30 +1,20 @@
 """A run through verl: its checks, start, logs and end."""
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.build import (
-    build_expander,
-    build_tasks,
-    check_enough,
-    device_of,
-)
+from graphpo_agent.build import build_expander, device_of
 from graphpo_agent.config import RunConfig
-from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.model import (
     check_context,
     dropouts,
     full_attention_limit,
     model_config,
 )
-from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
-from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
 from graphpo_agent.engines.verl.settings import (
     check_sharing,
     verl_engine,
@@ -34,7 +24,7 @@ from graphpo_agent.errors import ConfigError, RunError, first_line
 from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.rollout.fitting import check_fitting, fitting_tasks, told_left_out
+from graphpo_agent.run_tasks import usable_tasks
 
 __all__ = [
     "check_verl",
@@ -87,20 +77,11 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
             'engine.kind is verl, which is not installed: pip install "graphpo-agent[verl]" on '
             'machines with GPUs, else "graphpo-agent[verl-cpu]"'
         )
-    tasks, heldout = build_tasks(config)
     _check_context(config)
     _check_attention(config)
-    tokenizer, expander = HfTokenizer.load(config.model.path), build_expander(config.mode)
-    room = verl_engine(config).max_context_tokens
-    with closing(asyncio.new_event_loop()) as loop:
-        policy = ServerPolicy(_no_server, loop, tokenizer, StopFinder(tokenizer, 0), room)
-        fitting, reasons = fitting_tasks(expander, policy, tasks)
-        told = told_left_out(reasons)
-        check_enough(config, fitting, told)
-        check_fitting(expander, policy, heldout)
+    tasks = usable_tasks(config, build_expander(config.mode))
     check_verl(config)
-    ids = {task.id for task in fitting}
-    return [i for i, task in enumerate(tasks) if task.id not in ids], told
+    return tasks.left_out, tasks.told
 
 
 def _check_context(config: RunConfig) -> None:
@@ -112,10 +93,6 @@ def _check_context(config: RunConfig) -> None:
         limit = int(limit * (rope.get("factor") or 1))
     if limit:
         check_context(wanted, limit, config.model.path)
-
-
-async def _no_server(token_ids: list[int], sampling: dict[str, Any]) -> Drawn:
-    raise AssertionError("a prompt is only opened")
 
 
 def _check_attention(config: RunConfig) -> None:

@@ -237,7 +237,7 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
     assert main(["train", *run_arguments(kb, run, "train.steps=7"), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "steps: 7" in printed
-    assert "# memory: about" in printed
+    assert "# memory: about" in printed and "# memory: prompts are not read" in printed
     assert "# tasks: 24 to train with, 8 held out\n" in printed
     trained = f"tasks.train={kb}/heldout.jsonl"
     few = [trained, "train.prompts_per_step=2"]
@@ -246,6 +246,23 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
     gone = [*run_arguments(kb, run, "tasks.train=/nowhere/tasks.jsonl"), "--dry-run"]
     assert main(["train", *gone]) == 0
     assert "# tasks: not known yet: " in capsys.readouterr().out
+    assert not run.exists()
+
+
+def test_memory_is_told_and_tasks_are_checked_before_weights_are_loaded(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(kb / "policy", model)
+    (model / "model.safetensors").write_bytes(b"damaged")
+    arguments = run_arguments(kb, run, f"model.path={model}")
+    assert main(["train", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"graphpo → {run}\nmemory: about ")
+    assert "a weight file is damaged" in printed.err
+    assert main(["train", *arguments, f"tasks.train={tmp_path}/none.jsonl"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and "none.jsonl" in printed.err
     assert not run.exists()
 
 

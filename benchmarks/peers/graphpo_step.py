@@ -82,14 +82,15 @@ def run(task: dict[str, Any], directory: Path, steps: int) -> dict[str, Any]:
         train([str(file)], resume=None, dry_run=False)
         on_gpu = task["device"] == "cuda"
         peak = torch.cuda.max_memory_allocated() if on_gpu else None
-        expected = memory_of(load_config(RunConfig, file, [])).total
         lines = (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in lines]
+        prompt_tokens = rows[-1]["tokens/prefilled"] / task["prompts_per_step"]
+        expected = memory_of(load_config(RunConfig, file, []), round(prompt_tokens)).total
     return {
         "seconds": np.diff([row["time/seconds"] for row in rows], prepend=0.0).tolist(),
         "rollout_seconds": [row["time/rollout"] for row in rows],
         "update_seconds": [row["time/update"] for row in rows],
-        "prompt_tokens": rows[-1]["tokens/prefilled"] / task["prompts_per_step"],
+        "prompt_tokens": prompt_tokens,
         "mean_length": rows[-1]["rollout/response_tokens"],
         "reward": rows[-1]["reward/mean"],
         "threads": torch.get_num_threads(),

@@ -105,16 +105,14 @@ class RunConsole:
         self._accuracies: list[float] = []
         self._told_of_outages = False
 
-    def start(self, total_steps: int | None, header: Sequence[str]) -> None:
-        """Print what the run is and show the bar.
-
-        Args:
-            total_steps: steps after which the run ends; None where a token budget ends it.
-            header: lines that say what runs and where it is written.
-        """
-        self._total_steps = total_steps
-        for line in header:
+    def tell(self, lines: Sequence[str]) -> None:
+        """Print what a reader should know of the run."""
+        for line in lines:
             self._print(Text(line))
+
+    def start(self, total_steps: int | None) -> None:
+        """Show the bar of so many steps; None where a token budget ends the run."""
+        self._total_steps = total_steps
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),

@@ -7,7 +7,7 @@ from math import nan
 from typing import Any
 
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.protocols import Policy, Scheduler, Tool
+from graphpo_agent.protocols import Policy, PromptOpener, Scheduler, Tool
 from graphpo_agent.rollout.agent_memory import AgentMemory, recall, recalled
 from graphpo_agent.rollout.dialects.base import (
     Action,
@@ -139,7 +139,7 @@ class TurnExpander:
         self._max_observation_tokens = max_observation_tokens
         self._max_response_tokens = max_response_tokens
 
-    def start(self, policy: Policy, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
+    def start(self, policy: PromptOpener, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         """The root: the prompt that the dialect writes for the task.
 
         A prefix is whole turns, with what ``recall`` said of the state behind them; they count as

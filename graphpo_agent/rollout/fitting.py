@@ -1,52 +1,74 @@
-"""Which tasks a policy can begin at all: asked before a run, not when it comes to one of them."""
+"""Which tasks a model can begin at all: asked before its weights are loaded."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from graphpo_agent.errors import DataError
-from graphpo_agent.protocols import Expander, Policy
-from graphpo_agent.types import Task
+from graphpo_agent.protocols import Expander, Tokenizer
+from graphpo_agent.types import Context, Task
 
-__all__ = ["check_fitting", "fitting_tasks", "told_left_out"]
-
-_AT_ONCE = 256
-"""Prompts that the policy holds; it need not hold those of a whole data set."""
+__all__ = ["Fitting", "Prompts", "check_fitting", "fitting_tasks"]
 
 
-def fitting_tasks(
-    expander: Expander, policy: Policy, tasks: Sequence[Task]
-) -> tuple[list[Task], list[str]]:
-    """The tasks whose prompt leaves room in the policy's context.
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A prompt of which only the length is kept."""
 
-    Releases the policy's contexts.
+    num_tokens: int
 
-    Returns:
-        These tasks in their order, and in one line each what is wrong with the others.
+
+class Prompts:
+    """A model's prompts without its weights (``graphpo_agent.protocols.PromptOpener``).
+
+    Example: ``Prompts(HfTokenizer.load("Qwen/Qwen3-4B"), max_context_tokens=8192)``.
+
+    Attributes:
+        tokenizer: the model's.
+        max_context_tokens: what a context of its may hold.
     """
-    fitting: list[Task] = []
-    reasons: list[str] = []
-    for start in range(0, len(tasks), _AT_ONCE):
-        for task in tasks[start : start + _AT_ONCE]:
-            try:
-                expander.start(policy, task)
-            except DataError as error:
-                reasons.append(str(error))
-            else:
-                fitting.append(task)
-        policy.release()
-    return fitting, reasons
+
+    def __init__(self, tokenizer: Tokenizer, max_context_tokens: int) -> None:
+        """Args: as the attributes."""
+        self.tokenizer = tokenizer
+        self.max_context_tokens = max_context_tokens
+
+    def open(self, token_ids: Sequence[int]) -> Context:
+        """The length of a prompt."""
+        return _Opened(len(token_ids))
+
+    def extend(self, context: Context, token_ids: Sequence[int]) -> Context:
+        """The length of a prompt with tokens behind it."""
+        return _Opened(context.num_tokens + len(token_ids))
 
 
-def check_fitting(expander: Expander, policy: Policy, tasks: Sequence[Task]) -> None:
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What a model can begin of some tasks.
+
+    Attributes:
+        reasons: by the place of each task that does not fit, what is wrong with it.
+        prompt_tokens: of the prompts that do, on average; 0 where none does.
+    """
+
+    reasons: dict[int, str]
+    prompt_tokens: int
+
+
+def fitting_tasks(expander: Expander, prompts: Prompts, tasks: Sequence[Task]) -> Fitting:
+    """Which tasks' prompts leave room in a model's context."""
+    reasons: dict[int, str] = {}
+    tokens = 0
+    for i, task in enumerate(tasks):
+        try:
+            tokens += expander.start(prompts, task).prompt_tokens
+        except DataError as error:
+            reasons[i] = str(error)
+    return Fitting(reasons, -(-tokens // max(1, len(tasks) - len(reasons))))
+
+
+def check_fitting(expander: Expander, prompts: Prompts, tasks: Sequence[Task]) -> None:
     """Raise DataError where a task's prompt does not fit, before any other is begun."""
-    _, reasons = fitting_tasks(expander, policy, tasks)
+    reasons = list(fitting_tasks(expander, prompts, tasks).reasons.values())
     if reasons:
         more = f" ({len(reasons):,} such tasks of {len(tasks):,})" if len(reasons) > 1 else ""
         raise DataError(f"{reasons[0]}{more}")
-
-
-def told_left_out(reasons: Sequence[str]) -> list[str]:
-    """A line about training tasks that are left out; none where all fit."""
-    return [
-        f"{len(reasons):,} training tasks are left out, as the first: {reason}"
-        for reason in reasons[:1]
-    ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.protocols import Policy, Tokenizer
+from graphpo_agent.protocols import PromptOpener, Tokenizer
 from graphpo_agent.types import Completion, Context, PathState, Prefix, Prompt, SampleRequest, Task
 
 __all__ = [
@@ -49,7 +49,7 @@ def fill_template(template: str, question: str) -> str:
     return template.replace(_SLOT, question)
 
 
-def open_path(policy: Policy, task: Task, prompt: Prompt, memory: Any) -> PathState:
+def open_path(policy: PromptOpener, task: Task, prompt: Prompt, memory: Any) -> PathState:
     """The root of a graph: the prompt of a task, nothing generated yet.
 
     Raises:
@@ -80,7 +80,7 @@ def open_path(policy: Policy, task: Task, prompt: Prompt, memory: Any) -> PathSt
 
 
 def behind_prefix(
-    policy: Policy, root: PathState, prefix: Prefix, max_response_tokens: int
+    policy: PromptOpener, root: PathState, prefix: Prefix, max_response_tokens: int
 ) -> PathState:
     """The root of a graph that goes on from an earlier answer; the mode fills in the rest.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphpo_agent.protocols import Policy, Scheduler
+from graphpo_agent.protocols import Policy, PromptOpener, Scheduler
 from graphpo_agent.rollout.path import (
     behind_prefix,
     check_template,
@@ -83,7 +83,7 @@ class SegmentExpander:
         self._prompt_template = check_template(prompt_template)
         self._system_prompt = system_prompt
 
-    def start(self, policy: Policy, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
+    def start(self, policy: PromptOpener, task: Task, prefix: Prefix = NO_PREFIX) -> PathState:
         """The root: the task's question in the prompt template, as one user message.
 
         A prefix counts as the beginning of the response, which the verifier reads as a whole.

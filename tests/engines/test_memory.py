@@ -246,11 +246,11 @@ def test_sampled_tokens_take_what_the_samplers_pool_takes(autocast):
     assert at.sampler == pool._tokens.nbytes
 
 
-def told(world, output, *overrides):
+def told(world, output, *overrides, prompt_tokens=0):
     """The estimate of a run."""
     path, *changes = run_arguments(world, output, *overrides)
     config = load_config(RunConfig, path, changes)
-    return memory_of(config)
+    return memory_of(config, prompt_tokens)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +323,22 @@ def test_a_row_holds_a_whole_path_however_short_rows_are_to_be(reach, tmp_path):
         for tokens in (1, 500, 1000)
     )
     assert 0 < short == path == long // 2
+
+
+def test_prompts_are_kept_once_a_graph_and_lie_before_every_block(reach, tmp_path):
+    run = (
+        "method={name: grpo, group_size: 4}",
+        "mode={kind: segment, segment_length: 10, max_response_tokens: 30}",
+        "train.prompts_per_step=3",
+        "model.device=cpu",
+    )
+    without, behind = (told(reach, tmp_path, *run, prompt_tokens=n) for n in (0, 500))
+    token = kv_shape(load_model(str(reach / "policy"))).bytes_per_token
+    assert behind.sampler - without.sampler == 3 * 500 * token
+    assert behind.activations > 1.5 * without.activations, "what attention gathers"
+    run = (*run, "update.max_tokens_per_batch=1")
+    rows = [told(reach, tmp_path, *run, prompt_tokens=n).logits for n in (0, 500)]
+    assert rows[1] == rows[0] // 30 * 530, "a row holds a path with its prompt at least"
 
 
 def test_vllm_holds_weights_of_its_own_beside_its_keys_and_values(reach, tmp_path):

@@ -17,7 +17,8 @@ class _Terminal(io.StringIO):
 
 def _watch(stream: io.StringIO, rows: list[dict[str, float]]) -> str:
     console = RunConsole(stream)
-    console.start(len(rows) - 1, ["graphpo → runs/kb"])
+    console.tell(["graphpo → runs/kb"])
+    console.start(len(rows) - 1)
     for row in rows:
         console.step(row)
     console.close()
@@ -87,7 +88,8 @@ def test_a_terminal_gets_a_bar_with_accuracy_and_time_left_and_its_cursor_back()
 def test_text_from_outside_is_not_read_as_markup() -> None:
     stream = io.StringIO()
     console = RunConsole(stream)
-    console.start(None, ["[bold]model[/bold]"])
+    console.tell(["[bold]model[/bold]"])
+    console.start(None)
     console.note("[red]saved[/red]")
     console.close()
     console.close()
