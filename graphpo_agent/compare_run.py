@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -164,6 +164,9 @@ class _Sender(RunConsole):
         pass
 
     def start(self, total_steps: int | None) -> None:
+        pass
+
+    def working(self, describe: Callable[[], str]) -> None:
         pass
 
     def step(self, metrics: Mapping[str, float]) -> None:

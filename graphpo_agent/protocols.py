@@ -163,8 +163,16 @@ class Engine(Protocol):
         """The weights as a sampler."""
         ...
 
-    def update(self, samples: Sequence[Any], step: int) -> dict[str, float]:
-        """One PPO update (Algorithm 1, stage 4) from ``TrainingSample``s; returns metrics."""
+    def update(
+        self,
+        samples: Sequence[Any],
+        step: int,
+        learned: Callable[[float], object] = lambda share: None,
+    ) -> dict[str, float]:
+        """One PPO update (Algorithm 1, stage 4) from ``TrainingSample``s; returns metrics.
+
+        ``learned`` is told the share of it that is done, now and then.
+        """
         ...
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:

@@ -41,6 +41,7 @@ from graphpo_agent.report.run_dir import (
     RunDirectory,
     command_line,
 )
+from graphpo_agent.report.watch import Watch
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
@@ -150,7 +151,7 @@ def train(
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
     after = None
     if setup.heldout and not resume:
-        after, metrics = _evaluate(config, setup, greedy=True)
+        after, metrics = _evaluate(config, setup, console, greedy=True)
         row = {"step": 0, "progress": 0.0} | metrics
         run.log_metrics(row)
         console.step(row)
@@ -159,10 +160,11 @@ def train(
     if over:
         console.note(f"complete after step {progress.step}; more train.steps or tokens go on")
     while not over:
-        progress, row, signal = _step(config, setup, stream, progress, started)
+        watch = Watch(console, f"step {progress.step + 1}")
+        progress, row, signal = _step(config, setup, stream, progress, started, watch)
         over = _fraction(config, progress) >= 1.0
         if setup.heldout and (over or progress.step % config.train.eval_every == 0):
-            after, metrics = _evaluate(config, setup, greedy=over)
+            after, metrics = _evaluate(config, setup, console, greedy=over)
             row |= metrics
             row["time/eval"] = time.monotonic() - started - progress.seconds  # since the update
         row["time/seconds"] = time.monotonic() - started
@@ -179,7 +181,12 @@ def train(
 
 
 def _step(
-    config: RunConfig, setup: Setup, stream: TaskStream, progress: Progress, started: float
+    config: RunConfig,
+    setup: Setup,
+    stream: TaskStream,
+    progress: Progress,
+    started: float,
+    watch: Watch,
 ) -> tuple[Progress, dict[str, float], Signal]:
     """Grow graphs, credit them and update.
 
@@ -189,6 +196,7 @@ def _step(
         stream: where the tasks come from.
         progress: before the step.
         started: when the run would have begun, had it never been interrupted.
+        watch: told how far it is.
 
     Returns:
         The progress after the step, its metrics, and the graphs with signal beside their credit.
@@ -197,11 +205,11 @@ def _step(
     began = time.monotonic()
     policy.take_prefilled_tokens()  # those of an evaluation
     counted = setup.grower.counts
-    rollouts, credits, signal = _collect(config, setup, stream, step)
+    rollouts, credits, signal = _collect(config, setup, stream, step, watch)
     outages_of(rollouts, policy.tokenizer.decode).check(config.outage_limit)
     grown = time.monotonic()
     samples = [training_sample(rollout.graph, credit) for rollout, credit in signal]
-    updated = setup.engine.update(samples, step) if samples else {}
+    updated = setup.engine.update(samples, step, watch.learned) if samples else {}
     ended = time.monotonic()
 
     generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
@@ -223,6 +231,7 @@ def _collect(
     setup: Setup,
     stream: TaskStream,
     step: int,
+    watch: Watch,
 ) -> tuple[list[Rollout], list[Credit], Signal]:
     """Grow until enough graphs have an advantage somewhere, or ``max_resample`` rounds are over.
 
@@ -241,6 +250,7 @@ def _collect(
         if not missing:
             break
         tasks = stream.draw(missing, seen)
+        watch.growing(len(tasks))
         begun: dict[str, Prefix] = {}
         if setup.prefixes is not None:
             rng = np.random.default_rng(derive_seed(config.seed, step, len(grown), "prefixes"))
@@ -252,8 +262,10 @@ def _collect(
             setup.sampling,
             (config.seed, step),
             setup.budget,
-            prefixes=begun,
-            scoring=setup.step_scoring,
+            watch.finished,
+            begun,
+            setup.step_scoring,
+            watch.drawn,
         )
         starts |= begun
         credits = credits_of(
@@ -296,17 +308,27 @@ def _fraction(config: RunConfig, progress: Progress) -> float:
 
 
 def _evaluate(
-    config: RunConfig, setup: Setup, *, greedy: bool
+    config: RunConfig, setup: Setup, console: RunConsole, *, greedy: bool
 ) -> tuple[Evaluation, dict[str, float]]:
     """How the policy does on the held-out tasks, sampling as in training, and its metrics.
 
     Without an accuracy where outages left out too many trajectories; ``greedy`` adds that of
     greedy decoding.
     """
+    watch = Watch(console, "held-out")
 
     def held_out(how: SamplingParams, samples: int) -> Evaluation:
-        policy = setup.engine.policy
-        rollouts = sample(setup.grower, policy, setup.heldout, samples, how, config.seed)
+        watch.growing(len(setup.heldout))
+        rollouts = sample(
+            setup.grower,
+            setup.engine.policy,
+            setup.heldout,
+            samples,
+            how,
+            config.seed,
+            watch.finished,
+            watch.drawn,
+        )
         return measured(judged_paths(rollouts)).trusted(config.outage_limit)
 
     sampled = held_out(setup.sampling, config.train.eval_samples)

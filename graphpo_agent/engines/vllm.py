@@ -4,7 +4,7 @@ vLLM runs inside this process, so that one ``advance`` is one step of its engine
 weights reach it without a file between.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -309,9 +309,14 @@ class VllmEngine:
         own = logits.float().log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0]
         return float((own.cpu() - torch.tensor(drawn.logprobs)).abs().mean())
 
-    def update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
+    def update(
+        self,
+        samples: Sequence[TrainingSample],
+        step: int,
+        learned: Callable[[float], object] = lambda share: None,
+    ) -> dict[str, float]:
         """One PPO update (Algorithm 1, stage 4); see ``LocalEngine.update``."""
-        metrics = self._learner.update(samples, step)
+        metrics = self._learner.update(samples, step, learned)
         self._publish()
         return metrics
 

@@ -77,15 +77,17 @@ def sample(
     sampling: SamplingParams,
     seed: int,
     finished: Callable[[Rollout], object] = lambda rollout: None,
+    drawn: Callable[[int], object] = lambda num_tokens: None,
 ) -> list[Rollout]:
     """Sample ``samples`` independent trajectories of each task and judge them.
 
     The random numbers depend on ``seed`` and the task only, so that two policies are compared
     on the same draws, and tasks may be sampled apart. ``finished`` is given each task's as soon as
-    they are there.
+    they are there, ``drawn`` the number of tokens of each continuation.
     """
     method = Grpo(group_size=samples)
-    return grower.grow(policy, tasks, method, sampling, (seed, "evaluation"), finished=finished)
+    parts = (seed, "evaluation")
+    return grower.grow(policy, tasks, method, sampling, parts, finished=finished, drawn=drawn)
 
 
 def judged_paths(rollouts: Sequence[Rollout]) -> list[Judged]:

@@ -1,7 +1,11 @@
-"""Live progress of a run: one line per step, and a bar where the output is a terminal."""
+"""Live progress of a run: one line per step, and a bar where the output is a terminal.
+
+What goes on inside a step stands beside the bar; elsewhere it is a line of its own once a minute.
+"""
 
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -16,6 +20,8 @@ __all__ = ["RunConsole", "TimeLeft"]
 
 NAN = math.nan
 ROWS_PER_HEADER = 25
+_BAR_SECONDS = 0.5
+_SILENT_SECONDS = 60.0
 
 
 def _whole(value: float) -> str:
@@ -104,6 +110,8 @@ class RunConsole:
         self._rows = 0
         self._accuracies: list[float] = []
         self._told_of_outages = False
+        self._description = "starting"
+        self._shown = time.monotonic()
 
     def tell(self, lines: Sequence[str]) -> None:
         """Print what a reader should know of the run."""
@@ -122,7 +130,7 @@ class RunConsole:
                 console=self._console,
                 expand=True,
             )
-            self._bar = self._progress.add_task("starting", total=1.0, left="")
+            self._bar = self._progress.add_task(self._description, total=1.0, left="")
             self._progress.start()
 
     def step(self, metrics: Mapping[str, float]) -> None:
@@ -153,6 +161,21 @@ class RunConsole:
                 "rollout/left_out in metrics.jsonl has that of every step"
             )
 
+    def working(self, describe: Callable[[], str]) -> None:
+        """Show what goes on inside a step; to be called as often as one likes.
+
+        Args:
+            describe: says it, in a few words; called where it is shown.
+        """
+        now = time.monotonic()
+        if now - self._shown < (_SILENT_SECONDS if self._progress is None else _BAR_SECONDS):
+            return
+        self._shown = now
+        if self._progress is None or self._bar is None:
+            self.note(describe())
+        else:
+            self._progress.update(self._bar, description=f"{self._description} · {describe()}")
+
     def note(self, text: str) -> None:
         """A line between the rows, e.g. that a checkpoint was written."""
         self._print(Text(text, style="dim"))
@@ -165,18 +188,20 @@ class RunConsole:
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
+        self._shown = time.monotonic()
 
     def _move_bar(self, metrics: Mapping[str, float], left: float) -> None:
         if self._progress is None or self._bar is None:
             return
+        self._description = self._describe(metrics.get("step", NAN))
         self._progress.update(
             self._bar,
             completed=metrics.get("progress", 0.0),
-            description=self._description(metrics.get("step", NAN)),
+            description=self._description,
             left="" if math.isnan(left) else f"{duration(left)} left",
         )
 
-    def _description(self, step: float) -> str:
+    def _describe(self, step: float) -> str:
         total = "" if self._total_steps is None else f"/{self._total_steps}"
         text = f"step {fixed(step, 0)}{total}"
         if self._accuracies:

@@ -149,6 +149,7 @@ class Grower:
         finished: Callable[[Rollout], object] = lambda rollout: None,
         prefixes: Mapping[str, Prefix] = NO_PREFIXES,
         scoring: Callable[[list[Rollout]], list[Rollout]] | None = None,
+        drawn: Callable[[int], object] = lambda num_tokens: None,
     ) -> list[Rollout]:
         """One graph per task.
 
@@ -162,10 +163,11 @@ class Grower:
             finished: given each graph as soon as it is finished.
             prefixes: by task id, the beginning of an answer that belongs to the root.
             scoring: puts scores on finished graphs, beside the sampling of the others.
+            drawn: told how many tokens each continuation has, as soon as it is there.
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), _TASKS_AT_ONCE):
-            scheduler = PolicyScheduler(policy, self.overlap)
+            scheduler = PolicyScheduler(policy, self.overlap, drawn)
             batch = tasks[start : start + _TASKS_AT_ONCE]
             growing = [
                 self._grow(

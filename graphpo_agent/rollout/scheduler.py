@@ -120,15 +120,22 @@ class PolicyScheduler:
         policy: as given.
     """
 
-    def __init__(self, policy: Policy, overlap: bool) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        overlap: bool,
+        drawn: Callable[[int], object] = lambda num_tokens: None,
+    ) -> None:
         """Set up.
 
         Args:
             policy: draws the tokens.
             overlap: what is not the policy's runs in threads beside it; off: one after another
                 while the policy waits, which makes a run repeatable to the bit.
+            drawn: told how many tokens each completion has, as soon as it is there.
         """
         self.policy = policy
+        self._drawn = drawn
         self._overlap = overlap
         self._workers = Workers()
         self._samples: dict[int, tuple[_Drawn, int]] = {}
@@ -292,6 +299,7 @@ class PolicyScheduler:
                 for ticket, completion in self.policy.advance():
                     drawn, place = self._samples.pop(ticket)
                     drawn.take(place, completion)
+                    self._drawn(len(completion.token_ids))
             elif not everything.done():
                 await self._wake.wait()
         return everything.result()

@@ -60,6 +60,15 @@ def test_metrics_of_an_update_and_the_warm_up(make_model, tokenizer):
     assert engine.update(SAMPLES, step=1)["update/learning_rate"] == pytest.approx(0.01)
 
 
+def test_an_update_tells_the_share_that_is_done(make_model, tokenizer):
+    shares = []
+    updating = replace(UPDATING, minibatch_graphs=len(SAMPLES), epochs=2)
+    engine = make_engine(make_model(), tokenizer, updating, max_tokens=64)
+    engine.update(SAMPLES, 0, shares.append)
+    rows = len(shares) // 2
+    assert rows > 1 and shares == pytest.approx(np.arange(1, 2 * rows + 1) / (2 * rows))
+
+
 def test_a_first_minibatch_with_recomputed_logprobs_is_on_policy(make_model, tokenizer):
     updating = replace(UPDATING, minibatch_graphs=len(SAMPLES))
     metrics = make_engine(make_model(), tokenizer, updating).update(SAMPLES, step=0)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphpo_agent.report.console as console_module
 from graphpo_agent.report.console import RunConsole, TimeLeft
+from graphpo_agent.report.watch import Watch
 from tests.report.sample_run import metric_rows
 
 
@@ -118,3 +120,57 @@ def test_without_progress_the_time_left_is_unknown() -> None:
     assert math.isnan(clock.update(0.0, 5.0))
     assert math.isnan(clock.update(math.nan, 6.0))
     assert math.isnan(clock.update(0.0, 9.0))
+
+
+class _Clock:
+    """Stands for the ``time`` module of the console."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_inside_a_step_a_line_breaks_a_long_silence_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = _Clock(), io.StringIO()
+    monkeypatch.setattr(console_module, "time", clock)
+    console = RunConsole(stream)
+    console.start(9)
+    watch = Watch(console, "step 1")
+    watch.growing(4)
+    for _ in range(100):
+        clock.now += 1.0
+        watch.drawn(700)
+    watch.finished(None)
+    console.step({"step": 1.0})
+    clock.now += 59.0
+    watch.learned(0.1)
+    clock.now += 2.0
+    watch.learned(0.25)
+    console.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "step 1: 42k tokens, 0 of 4 graphs"
+    assert "reward" in lines[1] and lines[2].split()[0] == "1"
+    assert lines[3:] == ["step 1: update 25.0%"]
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_inside_a_step_a_terminals_bar_says_how_far_it_is(
+    evaluated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, stream = _Clock(), _Terminal()
+    monkeypatch.setattr(console_module, "time", clock)
+    monkeypatch.setenv("COLUMNS", "160")
+    console = RunConsole(stream)
+    console.start(9)
+    if evaluated:
+        console.step(metric_rows(1)[0])
+    watch = Watch(console, "step 1")
+    watch.growing(3)
+    watch.drawn(20)
+    clock.now += 1.0
+    watch.finished(None)
+    console.close()
+    before = "step 0/9 · held-out 21.0%" if evaluated else "starting"
+    assert f"{before} · step 1: 20 tokens, 1 of 3 graphs " in stream.getvalue()

@@ -78,12 +78,14 @@ def test_work_beside_the_sampling_runs_in_a_thread_of_its_own_only_where_work_ov
 def test_samples_come_together_and_in_the_order_of_their_requests():
     lengths = {0: 4, 1: 2, 2: 3}
     policy = policy_of(lambda context, seed: (65 + seed,) * lengths[seed] + (EOS,))
-    scheduler = PolicyScheduler(policy, overlap=False)
+    told = []
+    scheduler = PolicyScheduler(policy, overlap=False, drawn=told.append)
     requests = [request(seed) for seed in (2, 0, 1, 2)]
     both = [scheduler.sample(requests, SAMPLING), scheduler.sample([], SAMPLING)]
     drawn, nothing = scheduler.run(both)
     assert [completion.token_ids[0] - 65 for completion in drawn] == [2, 0, 1, 2]
     assert nothing == []
+    assert sorted(told) == sorted(len(completion.token_ids) for completion in drawn)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

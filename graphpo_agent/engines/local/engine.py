@@ -1,7 +1,7 @@
 """One machine's engine: samples with the weights and learns them (Algorithm 1, stage 4)."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,12 +112,22 @@ class LocalEngine:
         copied = has_kl and not has_adapters(model)
         self._reference = copy.deepcopy(model).requires_grad_(False) if copied else None
 
-    def update(self, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
+    def update(
+        self,
+        samples: Sequence[TrainingSample],
+        step: int,
+        learned: Callable[[float], object] = lambda share: None,
+    ) -> dict[str, float]:
         """One PPO update from the graphs of one batch.
 
         Every context of the policy is released. Samples without a trained token are left out, and
         tokens without an advantage are computed only where the objective or a later token needs
         them.
+
+        Args:
+            samples: the graphs.
+            step: of the run; with the options' seed it decides how they are dealt out.
+            learned: told the share of the update that is done, after every flat row.
 
         Returns:
             ``update/loss`` and means over the tokens that have a gradient, left out where none has:
@@ -154,7 +164,13 @@ class LocalEngine:
                     None if unchanged else np.concatenate([old[i] for i in members]),
                     None if reference is None else np.concatenate([reference[i] for i in members]),
                 )
-                logprobs = self._learn([computed[i] for i in members], data, options, sums)
+                logprobs = self._learn(
+                    [computed[i] for i in members],
+                    data,
+                    options,
+                    sums,
+                    lambda share, before=number: learned((before + share) / len(plan)),
+                )
                 if unchanged:
                     for i, values in zip(members, logprobs, strict=True):
                         old[i] = values
@@ -240,16 +256,19 @@ class LocalEngine:
         data: _TokenData,
         options: UpdateOptions,
         sums: MetricSums,
+        learned: Callable[[float], object],
     ) -> list[FloatArray]:
-        """Compute the gradient of one minibatch.
+        """Compute the gradient of one minibatch; ``learned`` is told the share that is done.
 
         Returns:
             Per sample [tokens] the log-probabilities of the policy; NaN where not trained.
         """
         logprobs = np.full(sum(len(sample.token_ids) for sample in samples), np.nan)
         with flat_passes(self._model, self._compute):
-            for batch in pack(samples, self._options.max_tokens):
+            batches = pack(samples, self._options.max_tokens)
+            for done, batch in enumerate(batches, 1):
                 logprobs[batch.source] = self._learn_row(batch, data, options, sums)
+                learned(done / len(batches))
         return _split(logprobs, samples)
 
     def _learn_row(
