@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.errors import DataError, ToolError
+from graphpo_agent.errors import DataError, ToolError, first_line
 from graphpo_agent.locks import directory_lock
 from retrievers.corpus import Corpus
 from retrievers.progress import say
@@ -105,8 +105,7 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
             _replace(directory, build.new)
             shutil.rmtree(home, ignore_errors=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise ToolError(f"{directory}: cannot be written ({reason}){resumes}") from error
+        raise ToolError(f"{directory}: cannot be written ({first_line(error)}){resumes}") from error
 
 
 def corpus_source(corpus: Corpus) -> dict[str, Any]:

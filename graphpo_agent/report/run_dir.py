@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.data.jsonl import append_line
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, first_line
 from graphpo_agent.locks import directory_lock
 from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.checkpoints import PROGRESS, Checkpoints, read_progress
@@ -177,7 +177,7 @@ class RunDirectory:
                 return manifest
             reason = "it is not as a run writes it"
         except (OSError, ValueError) as error:
-            reason = str(error)
+            reason = first_line(error)
         raise RunError(
             f"{self.manifest_path} is damaged ({reason}); put {{}} into it to go on without"
         )
