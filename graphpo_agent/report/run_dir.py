@@ -97,7 +97,9 @@ class RunDirectory:
         """A run that was started before."""
         run = cls(path)
         if not run.config_path.is_file():
-            raise RunError(f"{path} holds no run (config.yaml is missing)")
+            raise RunError(
+                f"{path} holds no run (config.yaml is missing): name the output of one that began"
+            )
         return run
 
     def log_metrics(self, row: Mapping[str, float]) -> None:
@@ -176,6 +178,11 @@ class RunDirectory:
             if isinstance(manifest, dict) and isinstance(manifest.get("resumed", []), list):
                 return manifest
             reason = "it is not as a run writes it"
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} holds no run to resume (manifest.json is missing): start one without "
+                f"--resume, or put {{}} into {self.manifest_path} if it was lost"
+            ) from None
         except (OSError, ValueError) as error:
             reason = first_line(error)
         raise RunError(
