@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from graphpo_agent.cli_data import add_data_verbs
 from graphpo_agent.cli_score import add_score_verb
@@ -36,6 +36,10 @@ _OVERRIDES_HELP = "settings instead of the file's, or further files"
 class _Parser(argparse.ArgumentParser):
     """A usage mistake is one line, like every other mistake."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.set_defaults(parser=self)  # of a verb, its own
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
@@ -58,12 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse; overrides may stand before and after options."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = _parser().parse_known_args(arguments)
     takes_overrides = "overrides" in options
     strange = [a for a in rest if a.startswith("-") or not (takes_overrides and _overrides(a))]
     if strange:
-        parser.error(f"unrecognized arguments: {' '.join(strange)}")
+        options.parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if rest:
         options.overrides = [*options.overrides, *rest]
     return options

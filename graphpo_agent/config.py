@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from graphpo_agent.config_base import (
     Beta,
+    CallableConfig,
     FilePath,
     Natural,
     NonNegative,
@@ -287,9 +288,8 @@ class RunConfig(Strict):
     tasks: TasksConfig
     mode: Annotated[SegmentMode | AgentMode, Field(discriminator="kind")]
     state: StateConfig
-    reward: str | ObjectConfig
-    """A verifier (Task, Outcome) -> number in [0, 1]: ``module:function``, or an object that is
-    called."""
+    reward: CallableConfig
+    """A verifier (Task, Outcome) -> number in [0, 1]."""
     method: MethodConfig
     budget: BudgetConfig = BudgetConfig()
     sampling: SamplingConfig = SamplingConfig()

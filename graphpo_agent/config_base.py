@@ -16,6 +16,7 @@ from graphpo_agent.net.checks import check_address
 
 __all__ = [
     "Beta",
+    "CallableConfig",
     "FilePath",
     "Fraction",
     "Natural",
@@ -84,6 +85,19 @@ def _names_a_class(value: dict[str, Any]) -> dict[str, Any]:
 
 ObjectConfig = Annotated[dict[str, Any], AfterValidator(_names_a_class)]
 """``{"class": "module:Class", **arguments}``; an argument may be such a mapping itself."""
+
+
+def _names_a_callable(value: Any) -> Any:
+    """Checked before the union, whose own messages name the type at each of its branches."""
+    if isinstance(value, dict):
+        return _names_a_class(cast(dict[str, Any], value))
+    if not isinstance(value, str):
+        raise ValueError("Input should be module:function or a mapping with the key 'class'")
+    return value
+
+
+CallableConfig = Annotated[str | dict[str, Any], BeforeValidator(_names_a_callable)]
+"""``module:function``, or an object that is called."""
 
 
 class Strict(BaseModel):

@@ -77,8 +77,13 @@ def errors_at(key: str) -> Generator[None]:
 def first_line(error: BaseException) -> str:
     """What a library's error says, in one line; its kind where it says nothing.
 
-    A line that ends with a colon goes on with the next one.
+    A line that ends with a colon goes on with the next one. What the operating system says is the
+    reason alone, without its number and file.
+
+    Example: "No space left on device"
     """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     first, *more = (str(error).strip() or type(error).__name__).splitlines()
     return f"{first} {more[0].strip()}" if more and first.endswith(":") else first
 

@@ -9,7 +9,7 @@ from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ModelError, first_line
 
-__all__ = ["check_place", "load_pretrained"]
+__all__ = ["check_place", "load_pretrained", "why_not_loaded"]
 
 
 def check_place(kind: str, name: str) -> None:
@@ -22,6 +22,12 @@ def check_place(kind: str, name: str) -> None:
     """
     if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
         raise ModelError(f"{kind} {name!r} cannot be loaded: there is no such directory")
+
+
+def why_not_loaded(name: str, error: Exception) -> str:
+    """What transformers says of a model, and whether its name could have been a directory's."""
+    reason = first_line(error).removesuffix(".")
+    return reason if Path(name).expanduser().is_dir() else f"{reason}; no such directory is here"
 
 
 def load_pretrained(
@@ -61,7 +67,7 @@ def load_pretrained(
         )
         model = model.to(torch.device(device)).eval()
     except Exception as error:  # of no narrower kind, where a file is damaged
-        reason = first_line(error).removesuffix(".")
+        reason = why_not_loaded(name, error)
         raise ModelError(
             f"{kind} {name!r} cannot be loaded: {reason}; give a directory with config.json, "
             "weights and tokenizer, or the name of a model on the hub, and a device of this machine"

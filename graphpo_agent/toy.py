@@ -15,7 +15,7 @@ from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
 from graphpo_agent.data.toy_search import SearchWriting
 from graphpo_agent.data.toy_trace import make_trace, trace_phrases
-from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.errors import ConfigError, DataError, first_line
 from graphpo_agent.locks import directory_lock
 from graphpo_agent.rollout.dialects.base import Dialect, ToolCall
 from graphpo_agent.rollout.dialects.hermes import HermesDialect
@@ -162,7 +162,7 @@ def _filled(directory: Path) -> Iterator[Path]:
                 if made_here and not any(directory.iterdir()):
                     directory.rmdir()
     except OSError as error:
-        raise DataError(f"{directory}: cannot be written ({error.strerror or error})") from error
+        raise DataError(f"{directory}: cannot be written ({first_line(error)})") from error
 
 
 def _observer(dialect: Dialect) -> Callable[[str, Sequence[Document]], Piece]:

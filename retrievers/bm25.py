@@ -23,7 +23,7 @@ from retrievers.index_build import Build, build_directory, corpus_source, refuse
 from retrievers.index_files import finish_index, open_corpus, read_manifest, reason_of
 from retrievers.index_options import check_bm25
 
-__all__ = ["Backend", "Bm25Retriever", "build_bm25", "write_bm25"]
+__all__ = ["Backend", "Bm25Retriever", "build_bm25", "check_options", "write_bm25"]
 
 Backend = Literal["auto", "numpy", "numba"]
 
@@ -74,7 +74,7 @@ def build_bm25(
         ToolError: an option that cannot be; a directory that holds something else, or cannot be
             written.
     """
-    _check_options(k1, b, stemmer, stopwords)
+    check_options(k1, b, stemmer, stopwords)
     refuse_inside(corpus_path, directory)
     corpus = read_corpus(corpus_path)
     source = {
@@ -88,6 +88,18 @@ def build_bm25(
     with build_directory(directory, source) as build:
         made = write_bm25(build, corpus, k1=k1, b=b, stemmer=stemmer, stopwords=stopwords)
         return finish_index(build.new, directory, "bm25", corpus, **made)
+
+
+def check_options(k1: float, b: float, stemmer: str | None, stopwords: str | None) -> None:
+    """Raise ToolError unless these can be options of ``build_bm25``."""
+    check_bm25("bm25", k1, b)
+    if stemmer is not None and stemmer not in Stemmer.algorithms():
+        known = ", ".join(Stemmer.algorithms())
+        raise ToolError(f"bm25: stemmer must be none or one of {known}, found {stemmer!r}")
+    try:
+        _tokenize(["word"], _WORDS, None, stopwords)
+    except ValueError as error:
+        raise ToolError(f"bm25: there is no stop word list {stopwords!r}") from error
 
 
 def write_bm25(
@@ -162,17 +174,6 @@ class Bm25Retriever:
             return []
         scores = np.asarray(self._index.get_scores(known))
         return [self._corpus.document(row, float(scores[row])) for row in _best(scores, topk)]
-
-
-def _check_options(k1: float, b: float, stemmer: str | None, stopwords: str | None) -> None:
-    check_bm25("bm25", k1, b)
-    if stemmer is not None and stemmer not in Stemmer.algorithms():
-        known = ", ".join(Stemmer.algorithms())
-        raise ToolError(f"bm25: stemmer must be none or one of {known}, found {stemmer!r}")
-    try:
-        _tokenize(["word"], _WORDS, None, stopwords)
-    except ValueError as error:
-        raise ToolError(f"bm25: there is no stop word list {stopwords!r}") from error
 
 
 def _use_numba(backend: Backend) -> bool:

@@ -71,9 +71,9 @@ def build_dense(
     """
     refuse_inside(corpus_path, directory)
     check_counts("dense index", batch_size=batch_size)
-    corpus = read_corpus(corpus_path)
     if faiss_index is not None:
-        return _adopt(corpus, directory, encoder, Path(faiss_index))
+        return _adopt(corpus_path, directory, encoder, Path(faiss_index))
+    corpus = read_corpus(corpus_path)
     parse_type(index_type, len(corpus))
     embedder = encoder.load(encoder.passage_prefix, batch_size, device)
     with build_directory(directory, _source(corpus, encoder)) as build:
@@ -132,11 +132,12 @@ def _map_vectors(directory: Path, num_docs: int) -> NDArray[np.float32]:
 
 
 def _adopt(
-    corpus: Corpus, directory: Path, encoder: EncoderSettings, faiss_index: Path
+    corpus_path: Path, directory: Path, encoder: EncoderSettings, faiss_index: Path
 ) -> dict[str, Any]:
     """An index around a finished faiss file, which stays where it is."""
     refuse_inside(faiss_index, directory)
     index = map_faiss(faiss_index)
+    corpus = read_corpus(corpus_path)
     if index.ntotal != len(corpus):
         raise ToolError(
             f"{faiss_index}: holds {index.ntotal} vectors but {corpus.path} has {len(corpus)} rows"

@@ -9,7 +9,7 @@ import torch
 
 from graphpo_agent.encoder import EncoderEmbedder, Pooling
 from graphpo_agent.errors import ModelError, ToolError
-from graphpo_agent.pretrained import check_place
+from graphpo_agent.pretrained import check_place, why_not_loaded
 
 __all__ = [
     "PRESETS",
@@ -138,7 +138,7 @@ def encoder_dimension(model: str) -> int:
     try:
         return AutoConfig.from_pretrained(model, local_files_only=Path(model).is_dir()).hidden_size
     except (OSError, ValueError, AttributeError) as error:  # the last one: no model of text alone
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = why_not_loaded(model, error)
         raise ModelError(f"encoder {model!r} cannot be loaded: {reason}") from error
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_counts
+from graphpo_agent.outputs import check_above
 from graphpo_agent.protocols import Retriever
+from retrievers.index_build import check_replaceable, refuse_inside
 from retrievers.index_files import open_corpus, read_manifest
 from retrievers.index_memory import estimate_num_docs, machine_memory, predict_memory, readable
 from retrievers.index_merge import merge_indexes
@@ -29,7 +32,9 @@ _ENCODER_OPTIONS = (
 
 
 def build_index(kind: str, corpus: Path | str, out: Path | str, **options: Any) -> dict[str, Any]:
-    """Index a corpus. What it will need is said on stderr first, then how far it is.
+    """Index a corpus. What it will need is said on stderr, then how far it is.
+
+    Mistakes that need no look at the whole corpus are told before.
 
     Example: ``build_index("dense", "corpus.jsonl", "index", model="intfloat/e5-base-v2")``
 
@@ -45,31 +50,40 @@ def build_index(kind: str, corpus: Path | str, out: Path | str, **options: Any) 
     Raises:
         DataError: a corpus line that cannot be used, with file, line and field.
         ModelError: there is no usable encoder.
+        RunError: no directory can be made where the index is to be.
         ToolError: an unknown kind or option, a value that cannot be, a missing package, or a
             directory that cannot be written or holds something else.
     """
     corpus, out = Path(corpus), Path(os.path.realpath(out))  # of a link, what it leads to
     settings = choose(BUILD_OPTIONS, kind, options)
+    refuse_inside(corpus, out)
+    check_replaceable(out)
+    check_above(out)
     if kind == "bm25":
-        from retrievers.bm25 import build_bm25
+        from retrievers.bm25 import build_bm25, check_options
 
-        _say_needs(kind, corpus, settings)
         for name in ("stemmer", "stopwords"):
             settings[name] = None if settings[name] == "none" else settings[name]
+        check_options(**settings)
+        _say_needs(kind, corpus, settings)
         return build_bm25(corpus, out, **settings)
     if kind == "lucene":
         from retrievers.lucene_build import build_lucene
 
-        _say_needs(kind, corpus, settings)
+        check_counts("lucene", threads=settings["threads"])
+        if settings["lucene_index"] is None:
+            _say_needs(kind, corpus, settings)
         return build_lucene(corpus, out, **settings)
     from retrievers.dense_build import build_dense
-    from retrievers.encoders import encoder_dimension, resolve_encoder
+    from retrievers.encoders import check_device, encoder_dimension, resolve_encoder
 
     if settings["model"] is None:
         raise ToolError("dense index: needs model, the encoder of its passages")
-    if settings["faiss_index"] is None:
-        _say_needs(kind, corpus, settings, encoder_dimension(settings["model"]))
     encoder = resolve_encoder(**{name: settings.pop(name) for name in _ENCODER_OPTIONS})
+    check_counts("dense index", batch_size=settings["batch_size"])
+    check_device(settings["device"])
+    if settings["faiss_index"] is None:
+        _say_needs(kind, corpus, settings, encoder_dimension(encoder.model))
     return build_dense(corpus, out, encoder, **settings)
 
 

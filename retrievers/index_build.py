@@ -9,12 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.errors import DataError, ToolError
+from graphpo_agent.errors import DataError, ToolError, first_line
 from graphpo_agent.locks import directory_lock
 from retrievers.corpus import Corpus
 from retrievers.progress import say
 
-__all__ = ["Build", "build_directory", "corpus_source", "finished_rows", "link", "refuse_inside"]
+__all__ = [
+    "Build",
+    "build_directory",
+    "check_replaceable",
+    "corpus_source",
+    "finished_rows",
+    "link",
+    "refuse_inside",
+]
 
 _CHECKPOINT_FILE = "checkpoint.json"
 _NEW = "new"
@@ -78,8 +86,7 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
         ToolError: ``directory`` holds something else than an index, cannot be written, or another
             process is building it.
     """
-    if os.path.exists(directory) and not _holds_index(directory):
-        raise ToolError(f"{directory}: exists and is not an index; choose another directory")
+    check_replaceable(directory)
     home = _home(directory)
     resumes = ""
     try:
@@ -98,8 +105,7 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
             _replace(directory, build.new)
             shutil.rmtree(home, ignore_errors=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise ToolError(f"{directory}: cannot be written ({reason}){resumes}") from error
+        raise ToolError(f"{directory}: cannot be written ({first_line(error)}){resumes}") from error
 
 
 def corpus_source(corpus: Corpus) -> dict[str, Any]:
@@ -118,6 +124,12 @@ def finished_rows(directory: Path) -> tuple[int, int] | None:
     if checkpoint is None or checkpoint["source"] is None:
         return None
     return checkpoint["rows"], checkpoint["source"]["num_docs"]
+
+
+def check_replaceable(directory: Path) -> None:
+    """Raise ToolError if something else than an index is there."""
+    if os.path.exists(directory) and not _holds_index(directory):
+        raise ToolError(f"{directory}: exists and is not an index; choose another directory")
 
 
 def refuse_inside(path: Path, directory: Path) -> None:

@@ -66,9 +66,9 @@ def build_lucene(
     check_counts("lucene", threads=threads)
     refuse_inside(corpus_path, directory)
     jar = java_jar(heap).name
-    corpus = read_corpus(corpus_path)
     if lucene_index is not None:
-        return _adopt(corpus, directory, Path(lucene_index), threads, heap)
+        return _adopt(corpus_path, directory, Path(lucene_index), threads, heap)
+    corpus = read_corpus(corpus_path)
     source = {
         "kind": "lucene",
         **corpus_source(corpus),
@@ -111,11 +111,12 @@ def write_lucene(
 
 
 def _adopt(
-    corpus: Corpus, directory: Path, lucene_index: Path, threads: int, heap: str
+    corpus_path: Path, directory: Path, lucene_index: Path, threads: int, heap: str
 ) -> dict[str, Any]:
     """An index around a finished one, which stays where it is."""
     refuse_inside(lucene_index / "segments", directory)
     check_holds_lucene(lucene_index)
+    corpus = read_corpus(corpus_path)
     options = {"threads": threads, "store_raw": False, "heap": heap}
     index = relative_path(lucene_index, directory)
     with build_directory(directory) as build:

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_line
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.protocols import Retriever
 from retrievers.pages import PageFile
@@ -177,10 +177,9 @@ def _listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
             listener.bind((host, port))
             listener.listen(2048)
         except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
             raise ToolError(
-                f"cannot listen on {host}:{port} ({reason}); choose another --host or --port "
-                "(0 takes a free port)"
+                f"cannot listen on {host}:{port} ({first_line(error)}); choose another --host or "
+                "--port (0 takes a free port)"
             ) from error
         yield listener, f"{name}:{listener.getsockname()[1]}"
 

@@ -62,6 +62,17 @@ def test_a_usage_mistake_is_one_line_and_status_2(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [("train", "run.yaml"), ("index build", "bm25 --corpus a --out b"), ("doctor", "")],
+)
+def test_an_unknown_option_leads_to_the_help_of_its_verb(
+    verb: str, arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status([*verb.split(), *arguments.split(), "--nonsense"]) == 2
+    assert f"--nonsense (see graphpo {verb} --help)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", [["eval", "--samples", "0"], ["rollout", "--count", "-3"]])
 def test_counts_start_at_one(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     verb, *rest = flag

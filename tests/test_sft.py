@@ -124,10 +124,10 @@ def test_steps_are_kept_for_the_same_warm_start_only(
     assert refused().startswith(f"{says} demonstrations: ")
     demonstrations.write_text(rows)
     with files_of_at_most(16_000):
-        assert "cannot be written" in refused()
+        assert refused().endswith("cannot be written: File too large\n")
     (model / "model.safetensors").touch()
     assert refused().startswith(f"{says} weights: ")
-    (newest,) = partial.glob("step-*/progress.json")
+    newest = max(partial.glob("step-*/progress.json"))  # a kill may leave the one before, too
     newest.write_text("[]")
     left = contents(partial)
     assert refused().startswith(f"graphpo: {newest} is damaged")

@@ -668,6 +668,15 @@ def test_damage_is_named_before_anything_is_changed(
     assert before == {file: file.read_bytes() for file in run.rglob("*.jsonl")}
 
 
+def test_a_directory_that_holds_no_run_to_resume_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run \(config.yaml is missing\): name the output"):
+        RunDirectory.existing(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    says = r"holds no run to resume \(manifest.json is missing\): start one without --resume"
+    with pytest.raises(RunError, match=says):
+        RunDirectory.existing(tmp_path).check_manifest()
+
+
 def test_files_that_no_run_wrote_are_not_overwritten(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import quote, urljoin
 
 import certifi
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_line
 from graphpo_agent.net.blocklist import BlockList
 from graphpo_agent.net.checks import check_counts, check_rate, check_seconds
 from graphpo_agent.net.deadline import Deadline, within
@@ -352,4 +352,6 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file or certifi.where())
     except OSError as error:
-        raise ToolError(f"web reader: ca_file {ca_file} cannot be used: {error}") from error
+        raise ToolError(
+            f"web reader: ca_file {ca_file} cannot be used: {first_line(error)}"
+        ) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_line
 
 __all__ = [
     "Interpreter",
@@ -132,7 +132,7 @@ def find_interpreter(python: str) -> Interpreter:
             [python, "-I", "-c", ask], capture_output=True, check=True, timeout=60, env={}
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise ToolError(f"sandbox: python {python!r} does not run: {error}") from error
+        raise ToolError(f"sandbox: python {python!r} does not run: {first_line(error)}") from error
     executable, prefix, base_prefix = json.loads(asked.stdout)
     if executable.startswith(f"{prefix}/"):  # the environment may be reached through a link
         executable = os.path.realpath(prefix) + executable.removeprefix(prefix)

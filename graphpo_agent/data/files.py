@@ -105,4 +105,4 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read ({error.strerror or error})")
+    return DataError(f"{path}: cannot be read ({first_line(error)})")

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphpo_agent.errors import ConfigError, DataError
+from graphpo_agent.errors import ConfigError, DataError, first_line
 from graphpo_agent.outputs import check_place
 from graphpo_agent.types import Message, Task
 
@@ -117,7 +117,7 @@ def write_verl_parquet(
                 writer.write_table(pa.Table.from_pylist(batch, schema=schema))
         partial.replace(path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise DataError(f"{path}: cannot be written ({first_line(error)})") from error
     finally:
         if os.path.exists(partial):  # false, too, for a name that no file can have
             partial.unlink()

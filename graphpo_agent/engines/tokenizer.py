@@ -66,7 +66,7 @@ def _check_object(path: Path) -> None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is not a valid JSON file: {error}") from error
+        raise ModelError(f"{path} is not a valid JSON file: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object; copy it from the model again")
 

@@ -146,8 +146,8 @@ def score_file(
 
     Raises:
         ConfigError: a bad option, or an output that is the input.
-        GraphError: a malformed line (file and line number in the message), or a graph without what
-            the method or an option reads.
+        GraphError: a malformed line (file and line number in the message), or a graph (file and id)
+            without what the method or an option reads.
         DataError: the input cannot be read or the output cannot be written.
     """
     method = scoring_method(method_name, options)
@@ -163,10 +163,10 @@ def score_file(
         with partial.open("w", encoding="utf-8") as file:
             graphs = read_graphs(source)
             if options.get("max_probability") is not None:
-                graphs = map(_with_probabilities, graphs)
+                graphs = _with_probabilities(source, graphs)
             if method_name == "tree_grpo":
                 graphs = _noting_treeless(graphs, treeless)
-            file.writelines(_lines(graphs, method, keep_classes))
+            file.writelines(_lines(source, graphs, method, keep_classes))
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{error.filename or path}: {error.strerror}") from None
@@ -190,38 +190,43 @@ def _noting_treeless(graphs: Iterable[RolloutGraph], treeless: list[str]) -> Ite
         yield graph
 
 
-def _lines(graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool) -> Iterator[str]:
+def _lines(
+    source: str, graphs: Iterable[RolloutGraph], method: Method, keep_classes: bool
+) -> Iterator[str]:
     # Whitening takes the file as one batch.
     batches = [list(graphs)] if method.whiten == "batch" else _batches(graphs)
     for batch in batches:
-        classes = _classes(batch, method, keep_classes)
-        if isinstance(method, Prm):
-            method.check_scores(batch)
         try:
+            classes = _classes(batch, method, keep_classes)
+            if isinstance(method, Prm):
+                method.check_scores(batch)
             with np.errstate(over="raise", invalid="raise"):
                 credits = credits_of(method, batch, classes)
                 if method.whiten == "batch":
                     credits = whitened(batch, credits)
         except FloatingPointError:
             raise ConfigError(
-                f"the credit of graph {batch[0].id!r} or one after it is no finite number: "
-                "give smaller weights"
+                f"{source}: the credit of graph {batch[0].id!r} or one after it is no finite "
+                "number: give smaller weights"
             ) from None
+        except GraphError as error:
+            raise GraphError(f"{source}: {error}") from None
         for graph, credit in zip(batch, credits, strict=True):
             yield json.dumps(_record(graph, credit, method.name), allow_nan=False) + "\n"
 
 
-def _with_probabilities(graph: RolloutGraph) -> RolloutGraph:
-    """The graph, if the log-probabilities of its trained tokens are all known."""
-    node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
-    known = node[graph.loss_mask & ~np.isnan(graph.logprobs)]
-    lacking = np.bincount(known, minlength=graph.num_nodes) < graph.num_trained
-    if lacking.any():
-        raise GraphError(
-            f"graph {graph.id!r}, node {graph.node_ids[lacking.argmax()]}: --max-probability needs "
-            "the log-probabilities of its tokens (field `logprobs`)"
-        )
-    return graph
+def _with_probabilities(source: str, graphs: Iterable[RolloutGraph]) -> Iterator[RolloutGraph]:
+    """The graphs, if the log-probabilities of their trained tokens are all known."""
+    for graph in graphs:
+        node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+        known = node[graph.loss_mask & ~np.isnan(graph.logprobs)]
+        lacking = np.bincount(known, minlength=graph.num_nodes) < graph.num_trained
+        if lacking.any():
+            raise GraphError(
+                f"{source}: graph {graph.id!r}, node {graph.node_ids[lacking.argmax()]}: "
+                "--max-probability needs the log-probabilities of its tokens (field `logprobs`)"
+            )
+        yield graph
 
 
 def _batches(graphs: Iterable[RolloutGraph]) -> Iterator[Sequence[RolloutGraph]]:

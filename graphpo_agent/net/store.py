@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_line
 from graphpo_agent.net.failures import CallFailed
 
 __all__ = ["CallStore", "StoreMode", "request_key"]
@@ -218,11 +218,10 @@ class CallStore:
         )
 
     def _unusable(self, error: Exception) -> ToolError:
-        reason = " ".join(str(error).split())
         mend = "name another file"
         if self._mode != "strict":
             mend += " or remove this one"
-        return ToolError(f"call store {self._path} cannot be used: {reason}; {mend}")
+        return ToolError(f"call store {self._path} cannot be used: {first_line(error)}; {mend}")
 
 
 def _check(database: sqlite3.Connection) -> None:

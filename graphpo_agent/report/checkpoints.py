@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, first_line
 from graphpo_agent.report.atomic import write_atomically
 
 __all__ = ["PROGRESS", "Checkpoints", "read_json", "read_progress", "step_of"]
@@ -94,4 +94,4 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error}); delete that checkpoint") from None
+        raise RunError(f"{path} is damaged ({first_line(error)}); delete that checkpoint") from None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.data.jsonl import append_line
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, first_line
 from graphpo_agent.locks import directory_lock
 from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.checkpoints import PROGRESS, Checkpoints, read_progress
@@ -97,7 +97,9 @@ class RunDirectory:
         """A run that was started before."""
         run = cls(path)
         if not run.config_path.is_file():
-            raise RunError(f"{path} holds no run (config.yaml is missing)")
+            raise RunError(
+                f"{path} holds no run (config.yaml is missing): name the output of one that began"
+            )
         return run
 
     def log_metrics(self, row: Mapping[str, float]) -> None:
@@ -176,8 +178,13 @@ class RunDirectory:
             if isinstance(manifest, dict) and isinstance(manifest.get("resumed", []), list):
                 return manifest
             reason = "it is not as a run writes it"
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} holds no run to resume (manifest.json is missing): start one without "
+                f"--resume, or put {{}} into {self.manifest_path} if it was lost"
+            ) from None
         except (OSError, ValueError) as error:
-            reason = str(error)
+            reason = first_line(error)
         raise RunError(
             f"{self.manifest_path} is damaged ({reason}); put {{}} into it to go on without"
         )

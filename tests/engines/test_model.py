@@ -21,6 +21,7 @@ from graphpo_agent.engines.local.model import (
     computable,
     context_limit,
     load_model,
+    model_config,
     model_without_weights,
     told_reach,
     usable_device,
@@ -97,6 +98,12 @@ def test_an_unknown_dtype_in_the_config_is_one_line(model_dir, dtype):
         model_without_weights(str(model_dir), torch.float32)
     assert "\n" not in str(one.value)
     assert load_model(str(model_dir)).dtype == torch.float32  # the asked one, whatever it says
+
+
+def test_a_name_that_is_neither_on_the_hub_nor_a_directory_is_told_as_both():
+    for load in (load_model, model_config):
+        with pytest.raises(ModelError, match=r"model no/model .*; no such directory is here$"):
+            load("no/model")
 
 
 @pytest.mark.parametrize("device", ["meta", "toaster", ""])

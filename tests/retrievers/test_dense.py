@@ -233,6 +233,8 @@ def test_search_r1s_own_index_is_opened_where_it_is(tmp_path, encoder):
     with pytest.raises(ToolError, match=r"holds 50 vectors but .* has 49 rows"):
         build(shorter, tmp_path / "other", **settings)
     (tmp_path / "e5_Flat.index").write_bytes(b"no index")
+    with pytest.raises(ToolError, match="faiss index cannot be read"):  # told before the corpus
+        build(tmp_path / "none.jsonl", tmp_path / "other", **settings)
     with pytest.raises(ToolError, match="faiss index cannot be read") as caught:
         DenseRetriever(tmp_path / "index")
     assert "\n" not in str(caught.value)

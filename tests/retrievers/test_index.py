@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from graphpo_agent.errors import DataError, ModelError, ToolError
+from graphpo_agent.errors import DataError, ModelError, RunError, ToolError
 from retrievers.bm25 import Bm25Retriever
 from retrievers.dense import DenseRetriever
 from retrievers.index import build_index, describe_index, merge_indexes, open_index
@@ -47,13 +47,14 @@ def test_an_index_is_built_described_and_opened_by_its_kind(
 
 
 @pytest.mark.parametrize("manifest", ['{"seed": 0, "command": []}', '{"name": "page"}', "[]", "?"])
-def test_a_directory_of_something_else_is_not_replaced(tmp_path, manifest):
+def test_a_directory_of_something_else_is_not_replaced(tmp_path, capsys, manifest):
     corpus = write_corpus(tmp_path / "corpus.jsonl", passages(5))
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     (run / "manifest.json").write_text(manifest)
     with pytest.raises(ToolError, match="run: exists and is not an index"):
         build_index("bm25", corpus, run)
+    assert capsys.readouterr().err == ""
     assert (run / "checkpoints").is_dir() and (run / "manifest.json").read_text() == manifest
 
 
@@ -202,16 +203,21 @@ def test_indexes_that_do_not_go_together_are_not_merged(tmp_path, encoder):
             ModelError,
             "'/no/e5' cannot be loaded: there is no such directory$",
         ),
+        ("dense", {"model": "/no/model"}, ToolError, "preset must be one of e5"),
+        ("dense", {"model": "/no/e5", "batch_size": 0}, ToolError, "batch_size must be a whole"),
+        ("dense", {"model": "/no/e5", "device": "abacus"}, ToolError, "device 'abacus' cannot be"),
         ("lucene", {"threads": 0}, ToolError, "threads must be a whole number of at least 1"),
         ("lucene", {"heap": "2 GB"}, ToolError, "heap must be a size"),
     ],
 )
-def test_what_cannot_be_built_is_one_line_and_no_directory(tmp_path, kind, options, error, message):
+def test_what_cannot_be_built_is_one_line_and_no_directory(
+    tmp_path, capsys, kind, options, error, message
+):
     corpus = write_corpus(tmp_path / "corpus.jsonl", passages(10))
     with pytest.raises(error, match=message) as caught:
         build_index(kind, corpus, tmp_path / "index", **options)
     assert "\n" not in str(caught.value)
-    assert os.listdir(tmp_path) == ["corpus.jsonl"]
+    assert os.listdir(tmp_path) == ["corpus.jsonl"] and capsys.readouterr().err == ""
 
 
 def test_an_index_that_cannot_be_opened_is_told(tmp_path):
@@ -262,10 +268,12 @@ def test_damaged_byte_ranges_are_one_line(tmp_path, damage):
         assert "\n" not in str(caught.value)
 
 
-def test_a_name_too_long_for_a_directory_is_one_line(tmp_path):
+@pytest.mark.parametrize("place", ["x" * 300, "corpus.jsonl/index", "/proc/nowhere/index"])
+def test_a_place_where_no_directory_can_be_made_is_told_first(tmp_path, capsys, place):
     corpus = write_corpus(tmp_path / "corpus.jsonl", passages(10))
-    with pytest.raises(ToolError, match=r"x: cannot be written \(File name too long\)"):
-        build_index("bm25", corpus, tmp_path / ("x" * 300))
+    with pytest.raises(RunError) as caught:
+        build_index("bm25", corpus, tmp_path / place)
+    assert str(tmp_path / place) in str(caught.value) and capsys.readouterr().err == ""
 
 
 def test_every_kind_has_options_with_help():

@@ -186,8 +186,8 @@ def test_pyserinis_own_indexes_are_opened(foreign):
     assert sorted(os.listdir(foreign / "around")) == ["manifest.json", "offsets.npy"]
     assert open_index(foreign / "around").search(["alder0 birch0"], 5) == expected
     assert describe_index(foreign / "around")["actual"]["search_bytes"] > 1000
-    with pytest.raises(ToolError, match="holds no Lucene index"):
-        build_index("lucene", corpus, foreign / "other", lucene_index=str(foreign))
+    with pytest.raises(ToolError, match="holds no Lucene index"):  # told before the corpus is read
+        build_index("lucene", foreign / "none.jsonl", foreign / "other", lucene_index=str(foreign))
 
 
 def test_a_corpus_that_is_not_the_indexed_one_is_noticed(foreign, tmp_path):

@@ -475,7 +475,7 @@ def test_an_interpreter_that_vanished_is_an_outage_not_the_programs_doing(tmp_pa
     ("arguments", "message"),
     [
         ({"isolation": "docker"}, "isolation must be one of auto, bubblewrap, .* found 'docker'"),
-        ({"python": "/nowhere/python"}, "python '/nowhere/python' does not run"),
+        ({"python": "/nowhere/python"}, "'/nowhere/python' does not run: No such"),
         ({"python": "/bin/false"}, "python '/bin/false' does not run"),
     ],
 )

@@ -143,7 +143,9 @@ def _whole(directory: Path) -> Iterator[Path]:
         yield partial
         _replace(place, partial)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{directory} cannot be written: {error}") from error
+        # Safetensors puts words before and a number behind what the operating system says.
+        reason = first_line(error).split("I/O error: ")[-1].split(" (os error ")[0]
+        raise RunError(f"{directory} cannot be written: {reason}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

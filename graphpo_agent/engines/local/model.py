@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ConfigError, ModelError, first_line, first_sentence
+from graphpo_agent.pretrained import why_not_loaded
 
 __all__ = [
     "check_context",
@@ -70,7 +71,7 @@ def load_model(
             whole, dtype=dtype, local_files_only=local, output_loading_info=True
         )
     except Exception as error:  # of no narrower kind, where a value is one no model can have
-        reason = _reason(error, "config.json or a weight file")
+        reason = _reason(whole, error, "config.json or a weight file")
         raise ModelError(f"model {whole} cannot be loaded: {reason}") from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(whole, info)
@@ -150,7 +151,7 @@ def _reading(name: str) -> Iterator[PretrainedConfig]:
     try:
         yield AutoConfig.from_pretrained(whole, local_files_only=local)
     except Exception as error:
-        reason = _reason(error, "config.json")
+        reason = _reason(whole, error, "config.json")
         raise ModelError(f"model {whole} cannot be read: {reason}") from error
 
 
@@ -163,10 +164,11 @@ def dropouts(config: PretrainedConfig) -> list[str]:
     return [name for name, value in values if "drop" in name and isinstance(value, float) and value]
 
 
-def _reason(error: Exception, files: str) -> str:
+def _reason(name: str, error: Exception, files: str) -> str:
     """Its first line, and all of what is wrong with a value of config.json.
 
     Args:
+        name: of the model.
         error: what was raised.
         files: what was being read, for an error that does not say it.
     """
@@ -174,7 +176,7 @@ def _reason(error: Exception, files: str) -> str:
         return f"config.json: {' '.join(str(error).split())}"
     if isinstance(error, _DAMAGED_FILE):
         return f"{files} is damaged ({first_sentence(error)}); copy it from the model again"
-    return first_line(error)
+    return why_not_loaded(name, error)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
