@@ -30,6 +30,7 @@ from graphpo_agent.partial_output import output_name, partial_output
 from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
+from graphpo_agent.report.numbers import duration
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.rollout.graph_file import GraphFile
 from graphpo_agent.rollout.grow import Rollout
@@ -154,6 +155,9 @@ def sft(config_path: str, overrides: Sequence[str]) -> int:
                 print(f"step {step}/{config.steps}  {shown}", flush=True)
             if step < config.steps:
                 steps.add(step)
+                if step == steps.count + 1:
+                    every = f"every {duration(math.ceil(steps.interval))} in {steps.path}"
+                    print(f"steps are kept {every}; a kill costs those since", flush=True)
 
         size, seed = config.batch_size, config.seed
         warm_start(engine, demonstrations, config.steps, size, seed, finished, steps.count)

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -216,9 +217,9 @@ class Scheduler(Protocol):
         ...
 
     async def together(
-        self, function: Callable[[list[Any]], Any], items: Sequence[Any]
+        self, function: Callable[[list[Any]], Any], items: Sequence[Any], most: float = inf
     ) -> Sequence[Any]:
-        """``function(items)``, called on the items of all who ask at one moment."""
+        """``function(items)``, on the items of all who ask at one moment, ``most`` in one call."""
         ...
 
     async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:

@@ -87,11 +87,16 @@ class FinishedSteps:
             OSError: a file of it cannot; names the file.
         """
         began = time.monotonic()
-        if began - self._saved < _TIMES_AS_LONG * self._saving:
+        if began - self._saved < self.interval:
             return
         self._checkpoints.save(step, self._name, 1, self._engine.save_checkpoint)
         self._saved = time.monotonic()
         self._saving = self._saved - began
+
+    @property
+    def interval(self) -> float:
+        """Seconds of steps from one that is kept to the next."""
+        return _TIMES_AS_LONG * self._saving
 
     def clear(self) -> None:
         """Forget them: the model is written."""

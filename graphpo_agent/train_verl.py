@@ -92,7 +92,7 @@ def _check_context(config: RunConfig) -> None:
     if limit and rope.get("rope_type") in ("yarn", "linear", "dynamic"):  # vLLM counts these
         limit = int(limit * (rope.get("factor") or 1))
     if limit:
-        check_context(wanted, limit, config.model.path)
+        check_context(wanted, limit, model)
 
 
 def _check_attention(config: RunConfig) -> None:

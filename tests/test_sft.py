@@ -77,6 +77,7 @@ def test_a_killed_warm_start_goes_on_to_the_same_model(
     whole, output, partial = (tmp_path / name for name in ("whole", "policy", "policy.partial"))
     arguments = sft_arguments(reach, f"output={output}", "steps=100", "batch_size=4")
     assert main(["sft", *arguments, f"output={whole}"]) == 0
+    assert f" in {whole}.partial; a kill costs those since\n" in capsys.readouterr().out
     process = stopped(arguments, partial)
     capsys.readouterr()
     assert main(["sft", *arguments]) == 2  # a second writer
@@ -184,6 +185,7 @@ def test_steps_are_kept_when_losing_them_costs_much_more_than_keeping_them(
         for step in range(1, 15):
             engine.now += 10.0
             steps.add(step)
+            assert steps.interval == 60
         raise KeyboardInterrupt
     assert engine.kept == [1, 7, 13]
     assert [path.name for path in (tmp_path / "policy.partial").iterdir()] == ["step-000013"]

@@ -61,21 +61,34 @@ class Stopped:
         self._seen, self._stop, self._by = Path(seen), Path(stop), signal.Signals[by]
 
     def __call__(self, task: Task, outcome: Outcome) -> float:
+        self.stop()
+        return length_reward(task, outcome)
+
+    def stop(self) -> None:
         begun = self._seen.exists() and self._seen.read_bytes().count(b"\n") > 2
         if begun and self._stop.exists():
             os.kill(os.getpid(), self._by)
-        return length_reward(task, outcome)
 
 
 def stopped(out: Path, by: str) -> str:
     """The override for ``Stopped``, which stops while ``stop`` is there beside the output."""
-    reward = {
-        "class": f"{__name__}:{Stopped.__name__}",
+    return f"reward={json.dumps(_stopped(Stopped, out, by))}"
+
+
+def stopped_scorer(out: Path, by: str, group_size: int) -> str:
+    """The override for ``StoppedScorer``, which stops as ``stopped`` does."""
+    scorer = _stopped(StoppedScorer, out, by)
+    method = {"name": "prm", "group_size": group_size, "scorer": scorer}
+    return f"method={json.dumps(method)}"
+
+
+def _stopped(part: type, out: Path, by: str) -> dict[str, str]:
+    return {
+        "class": f"{__name__}:{part.__name__}",
         "seen": f"{out}.partial",
         "stop": str(out.with_name("stop")),
         "by": by,
     }
-    return f"reward={json.dumps(reward)}"
 
 
 class Flaky:
@@ -95,6 +108,14 @@ class LengthScorer:
 
     def score(self, responses: list[SteppedResponse]) -> list[list[float]]:
         return [[len(step) % 4 / 3 for step in response.steps] for response in responses]
+
+
+class StoppedScorer(Stopped, LengthScorer):
+    """``LengthScorer`` in a process that is stopped as ``Stopped`` stops it."""
+
+    def score(self, responses: list[SteppedResponse]) -> list[list[float]]:
+        self.stop()
+        return super().score(responses)
 
 
 class Storm:

@@ -103,7 +103,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
     arguments: dict[str, Any] = {
         "model": model_name,
         "dtype": options.dtype,
-        "max_model_len": _max_context_tokens(model_name, config, options),
+        "max_model_len": _max_context_tokens(config, options),
         "max_num_seqs": options.max_sequences,
         "block_size": options.block_size,
         "enable_prefix_caching": True,
@@ -125,10 +125,10 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
     return LLMEngine.from_engine_args(EngineArgs(**arguments))
 
 
-def _max_context_tokens(model_name: str, config: PretrainedConfig, options: VllmOptions) -> int:
+def _max_context_tokens(config: PretrainedConfig, options: VllmOptions) -> int:
     limit = context_limit(config)
     wanted = limit if options.max_context_tokens is None else options.max_context_tokens
-    check_context(wanted, limit, model_name)
+    check_context(wanted, limit, config)
     return wanted
 
 

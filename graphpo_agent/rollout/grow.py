@@ -6,7 +6,7 @@ ends. Every graph goes from layer to layer on its own; the scheduler samples for
 together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal
@@ -148,7 +148,7 @@ class Grower:
         budget: Budget = UNLIMITED,
         finished: Callable[[Rollout], object] = lambda rollout: None,
         prefixes: Mapping[str, Prefix] = NO_PREFIXES,
-        scoring: Callable[[list[Rollout]], list[Rollout]] | None = None,
+        scoring: Callable[[Scheduler, Rollout], Awaitable[Rollout]] | None = None,
         drawn: Callable[[int], object] = lambda num_tokens: None,
     ) -> list[Rollout]:
         """One graph per task.
@@ -162,7 +162,7 @@ class Grower:
             budget: of each prompt.
             finished: given each graph as soon as it is finished.
             prefixes: by task id, the beginning of an answer that belongs to the root.
-            scoring: puts scores on finished graphs, beside the sampling of the others.
+            scoring: puts scores on a finished graph, beside the sampling of the others.
             drawn: told how many tokens each continuation has, as soon as it is there.
         """
         rollouts: list[Rollout] = []
@@ -199,7 +199,7 @@ class Grower:
         seed_parts: tuple[int | str, ...],
         budget: Budget,
         finished: Callable[[Rollout], object],
-        scoring: Callable[[list[Rollout]], list[Rollout]] | None,
+        scoring: Callable[[Scheduler, Rollout], Awaitable[Rollout]] | None,
     ) -> Rollout:
         """The graph of one task, layer by layer, until the method or the budget ends it."""
         one = await self._start(scheduler, task, prefix, method)
@@ -219,7 +219,7 @@ class Grower:
                 break
         rollout = one.finished(method.merging, self.outages)
         if scoring is not None:
-            (rollout,) = await scheduler.together(scoring, [rollout])
+            rollout = await scoring(scheduler, rollout)
         finished(rollout)
         return rollout
 

@@ -8,6 +8,7 @@ answer anew. A tool that answers otherwise than it did is a mistake that must no
 from asyncio import gather
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
@@ -187,10 +188,10 @@ class _Told:
         return self._scheduler.call(tool, arguments)
 
     async def together(
-        self, function: Callable[[list[Any]], Any], items: Sequence[Any]
+        self, function: Callable[[list[Any]], Any], items: Sequence[Any], most: float = inf
     ) -> Sequence[Any]:
         """As the scheduler behind does it."""
-        return await self._scheduler.together(function, items)
+        return await self._scheduler.together(function, items, most)
 
     async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:
         """As the scheduler behind does it."""

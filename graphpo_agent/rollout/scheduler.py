@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
 from selectors import DefaultSelector, SelectorKey
 from typing import Any, TypeVar, get_args
 
@@ -54,14 +56,23 @@ class _Counter:
     Attributes:
         function: from a list of items to as many results.
         places: how many batches it works on at once.
+        most: items of one batch, unless one who asks has more.
         tool: whose calls the items are; each call waits for its one result, others for a list.
         waiting: what has come since the last batch was taken: items and who awaits their results.
     """
 
     function: Callable[[list[Any]], Any]
     places: int
+    most: float = inf
     tool: Tool | None = None
     waiting: list[tuple[Sequence[Any], asyncio.Future[Any]]] = field(default_factory=list)
+
+    def take(self) -> list[tuple[Sequence[Any], asyncio.Future[Any]]]:
+        """The next batch, of those who have waited longest."""
+        sizes = accumulate(len(items) for items, _ in self.waiting)
+        fit = max(1, sum(size <= self.most for size in sizes))
+        batch, self.waiting = self.waiting[:fit], self.waiting[fit:]
+        return batch
 
 
 class _Drawn:
@@ -196,18 +207,22 @@ class PolicyScheduler:
         known = self._results.get(key)
         if known is not None and not (known.done() and known.result().failure in OUTAGES):
             return known, False
-        counter = self._counters.setdefault(id(tool), _Counter(tool.run, _TOOL_BATCHES, tool))
+        counter = self._counters.setdefault(id(tool), _Counter(tool.run, _TOOL_BATCHES, tool=tool))
         self._results[key] = self._ask(counter, [arguments])
         return self._results[key], True
 
     async def together(
-        self, function: Callable[[list[Any]], Any], items: Sequence[Any]
+        self, function: Callable[[list[Any]], Any], items: Sequence[Any], most: float = inf
     ) -> Sequence[Any]:
         """``function(items)``, on the items of all who ask at one moment; never twice at once.
 
-        A function that gives too few or too many results ends the run with a ``ToolError``.
+        Where these are more than ``most``, those who asked last wait for a later call, which begins
+        when the others have gone on with their results. A function that gives too few or too many
+        results ends the run with a ``ToolError``.
         """
-        counter = self._counters.setdefault(function, _Counter(function, places=1))
+        if not items:
+            return []
+        counter = self._counters.setdefault(function, _Counter(function, places=1, most=most))
         return await self._ask(counter, items)
 
     async def each(self, function: Callable[[S], T], items: Sequence[S]) -> list[T]:
@@ -305,12 +320,11 @@ class PolicyScheduler:
         return everything.result()
 
     def _dispatch(self) -> bool:
-        """Start what waits, all items for one function in one batch; whether there were any."""
+        """Start what waits, the items for one function in one batch; whether there were any."""
         ready = [one for one in self._counters.values() if one.waiting and one.places]
         for counter in ready:
             counter.places -= 1
-            waiting, counter.waiting = counter.waiting, []
-            batch = asyncio.ensure_future(self._serve(counter, waiting))
+            batch = asyncio.ensure_future(self._serve(counter, counter.take()))
             self._batches.add(batch)
             batch.add_done_callback(self._batches.discard)
         return bool(ready)

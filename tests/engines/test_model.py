@@ -17,6 +17,7 @@ from transformers import (
 
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.model import (
+    check_context,
     check_vocabulary,
     computable,
     context_limit,
@@ -28,7 +29,7 @@ from graphpo_agent.engines.local.model import (
 )
 from graphpo_agent.engines.local.options import OptimizerOptions
 from graphpo_agent.engines.local.sampler import LocalPolicy
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
 
@@ -228,6 +229,19 @@ def test_a_reach_is_told_that_neither_model_nor_user_states(make_model):
     (line,) = told_reach(config, 30)
     assert "end at 30 tokens, not at the 100" in line
     assert told_reach(config, 20) == []  # as engine.max_context_tokens asks
+
+
+def test_a_context_beyond_the_limit_is_refused_with_the_reason(make_model):
+    config = make_model(limit=100).config
+    config.name_or_path = "models/policy"
+    check_context(100, context_limit(config), config)
+    beyond = "engine.max_context_tokens is 101, but models/policy holds"
+    with pytest.raises(ConfigError) as caught:
+        check_context(101, context_limit(config), config)
+    assert str(caught.value) == f"{beyond} 100 tokens"
+    config.sliding_window = 64
+    with pytest.raises(ConfigError, match=f"{beyond} 64 tokens of the 100 .* sliding window"):
+        check_context(101, context_limit(config), config)
 
 
 def test_layers_that_are_not_attention_are_refused(make_model):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphpo_agent.cli import main
-from tests.worlds import run_arguments, start_command, stopped
+from tests.worlds import run_arguments, start_command, stopped, stopped_scorer
 
 
 def arguments(world: Path, out: Path, *more: str) -> list[str]:
@@ -25,17 +25,23 @@ def kill(command: list[str], out: Path) -> list[str]:
     return Path(f"{out}.partial").read_text().splitlines()[1:]
 
 
+@pytest.mark.parametrize("scoring", [False, True])
 def test_a_killed_rollout_goes_on_to_the_same_graphs(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scoring: bool, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def command(path: Path) -> list[str]:
+        scorer = stopped_scorer(path, "SIGKILL", group_size=64)  # four graphs at once
+        more = ["reward=tests.worlds:length_reward", scorer] if scoring else []
+        return arguments(reach, path, *more)
+
     whole, out = tmp_path / "whole.jsonl", tmp_path / "graphs.jsonl"
-    assert main(arguments(reach, whole)) == 0
+    assert main(command(whole)) == 0
     capsys.readouterr()
-    finished = kill(arguments(reach, out), out)
+    finished = kill(command(out), out)
     assert 2 <= len(finished) < 6
     with Path(f"{out}.partial").open("a") as file:
         file.write(finished[0][:50])  # a kill in the middle of a line
-    assert main(arguments(reach, out)) == 0
+    assert main(command(out)) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{len(finished)} of 6 tasks were finished before: {out}.partial\n")
     assert f"of the {6 - len(finished)} graphs that were grown now:\n" in said

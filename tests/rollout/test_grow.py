@@ -16,9 +16,12 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.protocols import SteppedResponse
 from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
+from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.rollout.summarize import KeyDescriber
 from graphpo_agent.types import NO_PREFIX, Outcome, PathState, Prefix, SamplingParams, Step, Task
+from tests.rollout.scripted import ByteTokenizer
 
 GOAL = 3
 
@@ -374,13 +377,11 @@ def test_graphs_are_scored_while_others_grow() -> None:
                 went_on.set()
             return await super().expand(scheduler, states, *rest)
 
-    def scoring(rollouts: list[Rollout]) -> list[Rollout]:
-        begun.set()
-        assert went_on.wait(20), "the others wait for the scores"
-        return [
-            replace(each, graph=replace(each.graph, step_scores=np.full(each.graph.num_nodes, 0.5)))
-            for each in rollouts
-        ]
+    class Scorer:
+        def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
+            begun.set()
+            assert went_on.wait(20), "the others wait for the scores"
+            return [[0.5] * len(response.steps) for response in responses]
 
     finished: list[Rollout] = []
     found = grower(Slow()).grow(
@@ -390,8 +391,8 @@ def test_graphs_are_scored_while_others_grow() -> None:
         SamplingParams(),
         (0, "step"),
         finished=finished.append,
-        scoring=scoring,
+        scoring=StepScoring(Scorer(), "response", ByteTokenizer()),
     )
     assert {id(each) for each in finished} == {id(each) for each in found}
     assert [each.task.id for each in found] == ["walk-0", "walk-1", "walk-2"]
-    assert all((each.graph.step_scores == 0.5).all() for each in found)
+    assert all((each.graph.step_scores[each.graph.terminals] == 0.5).all() for each in found)

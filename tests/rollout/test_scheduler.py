@@ -298,6 +298,27 @@ def test_items_of_one_moment_are_given_to_a_function_together_and_never_twice_at
     assert sum(batches) == 40 and len(batches) <= 3
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_call_takes_no_more_items_than_it_may_and_gives_its_results_before_the_next(overlap):
+    calls, went_on = [], []
+
+    def lengths(texts):
+        calls.append((texts, list(went_on)))
+        return [len(text) for text in texts]
+
+    async def ask(name, count):
+        found = await scheduler.together(lengths, [name] * count, most=5)
+        went_on.append(name)
+        return list(found)
+
+    scheduler = PolicyScheduler(policy_of(), overlap)
+    asked = {"a": 2, "b": 0, "c": 3, "d": 9, "e": 4, "f": 2}
+    found = scheduler.run([ask(name, count) for name, count in asked.items()])
+    assert found == [[1] * count for count in asked.values()]
+    assert ["".join(texts) for texts, _ in calls] == ["aaccc", "d" * 9, "eeee", "ff"]
+    assert [before for _, before in calls] == [["b"], [*"bac"], [*"bacd"], [*"bacde"]]
+
+
 def test_inside_an_event_loop_it_runs_in_a_thread():
     async def notebook():
         scheduler = PolicyScheduler(policy_of(), overlap=True)

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 
+_SHORTER = "its sliding window, or the original context of its LongRoPE, goes no further"
 _DAMAGED_FILE = (
     AttributeError,
     EOFError,
@@ -248,17 +249,20 @@ def told_reach(config: PretrainedConfig, reach: int) -> list[str]:
     if reach == stated or reach < context_limit(config):
         return []
     return [
-        f"contexts end at {reach:,} tokens, not at the {stated:,} that the model states: its "
-        "sliding window, or the original context of its LongRoPE, goes no further"
+        f"contexts end at {reach:,} tokens, not at the {stated:,} that the model states: {_SHORTER}"
     ]
 
 
-def check_context(wanted: int, limit: int, model_name: str) -> None:
-    """Raise ConfigError where ``engine.max_context_tokens`` is more than a model holds."""
-    if wanted > limit:
-        raise ConfigError(
-            f"engine.max_context_tokens is {wanted}, but {model_name} holds {limit} tokens"
-        )
+def check_context(wanted: int, limit: int, config: PretrainedConfig) -> None:
+    """Raise ConfigError where ``engine.max_context_tokens`` is more than a model's limit."""
+    if wanted <= limit:
+        return
+    stated = int(config.max_position_embeddings)
+    why = f" of the {stated} that it states: {_SHORTER}" if limit < stated else ""
+    raise ConfigError(
+        f"engine.max_context_tokens is {wanted}, but {config.name_or_path} holds {limit} "
+        f"tokens{why}"
+    )
 
 
 def full_attention_limit(config: PretrainedConfig) -> int | None:
