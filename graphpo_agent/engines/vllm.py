@@ -154,7 +154,7 @@ class VllmPolicy:
             return self._tickets
         params = drawing_params(request.seed, sampling, room, self.tokenizer.eos_ids)
         name = str(self._tickets)
-        self._engine.add_request(name, {"prompt_token_ids": list(context.token_ids)}, params)
+        # Noted first, so that ``release`` knows of what an interrupt leaves half submitted.
         self._running[name] = _Continuation(
             self._tickets,
             context,
@@ -162,6 +162,7 @@ class VllmPolicy:
             self._stops.table(request.stop),
             request.min_new_tokens,
         )
+        self._engine.add_request(name, {"prompt_token_ids": list(context.token_ids)}, params)
         return self._tickets
 
     def advance(self) -> list[tuple[int, Completion]]:
@@ -185,6 +186,8 @@ class VllmPolicy:
 
     def release(self) -> None:
         """Forget every context, unfinished continuation and cached prefix."""
+        with self._uncompiled():  # the end of a step that was interrupted; else it does nothing
+            self._engine.collective_rpc("sample_tokens", args=(None,))
         self._engine.abort_request(list(self._running))
         self._running, self._ended = {}, []
         self._generation = object()

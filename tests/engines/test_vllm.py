@@ -1,6 +1,7 @@
 """The vLLM engine against the Hugging Face model and against the local sampler, for real."""
 
 import json
+import pkgutil
 import signal
 import sys
 import time
@@ -299,6 +300,35 @@ def test_released_and_foreign_contexts_are_refused(
             policy.extend(context, [1])
     again = complete(policy, [SampleRequest(policy.open(PROMPT), 0, 5)])
     assert again[0].token_ids and len(unfinished) == 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["vllm.v1.core.sched.scheduler.Scheduler.get_grammar_bitmask", "vllm.LLMEngine.add_request"],
+)
+def test_after_an_interrupt_a_release_makes_the_policy_good_again(
+    place: str, policy: VllmPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the model's pass and the draw; with the request taken and its ticket not given."""
+
+    def sampled() -> list[tuple[int, ...]]:
+        requests = [SampleRequest(policy.open(PROMPT), seed, 20) for seed in range(4)]
+        return [completion.token_ids for completion in complete(policy, requests)]
+
+    before = sampled()
+    owner, name = place.rsplit(".", 1)
+    whole = getattr(pkgutil.resolve_name(owner), name)
+
+    def interrupted(*given: Any) -> None:
+        whole(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sampled()
+    policy.release()
+    assert sampled() == before
 
 
 def test_logprobs_follow_the_weights_every_time_they_change(
