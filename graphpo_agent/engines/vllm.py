@@ -201,9 +201,16 @@ class VllmPolicy:
             weights: all of them, by their names in the Hugging Face layout.
         """
         self.release()
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        try:
+            self._reload(weights)
+        except BaseException:
+            self._reload(())  # or vLLM would take the next weights for the rest of these
+            raise
         if self._tied is not None:
             self._engine.apply_model(partial(_renew_head, source=self._tied))
+
+    def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
     def _own(self, context: Context) -> VllmContext:
         if not isinstance(context, VllmContext) or context.generation is not self._generation:

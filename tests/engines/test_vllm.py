@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,6 +63,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": LIMIT,
     "initializer_range": 0.2,
 }
+TOKEN_BYTES = 2 * 2 * 32 * 4  # keys and values of two layers, one head of 32 numbers in 32 bits
 LESSON = Demonstration("1", ({"role": "user", "content": "1 + 1"},), (Piece("2 .", trained=True),))
 
 
@@ -347,6 +349,23 @@ def test_logprobs_follow_the_weights_every_time_they_change(
         before = after
 
 
+def test_weights_after_those_whose_handover_was_interrupted_are_taken_whole(
+    policy: VllmPolicy, model: PreTrainedModel
+) -> None:
+    def interrupted() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from islice(model.state_dict().items(), 5)  # ends amid a layer's
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        policy.load_weights(interrupted())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 1.1
+    policy.load_weights(model.state_dict().items())
+    after = complete(policy, [SampleRequest(policy.open(PROMPT), 1, 20)])[0]
+    assert distance(model, PROMPT, after) < 1e-4
+
+
 def test_what_the_learner_learns_reaches_the_policy(
     policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer, tmp_path: Path
 ) -> None:
@@ -498,6 +517,7 @@ def test_more_sequences_than_tokens_of_a_pass(directory: Path, tokenizer: HfToke
         (VllmOptions(max_context_tokens=LIMIT + 1), "engine.max_context_tokens is 129"),
         (VllmOptions(dtype="float64"), "model.dtype float64"),
         (VllmOptions(kv_cache_gib=1e6), "vllm cannot run"),
+        (VllmOptions(kv_cache_gib=LIMIT * TOKEN_BYTES / 2**30), "less than one context of 128"),
     ],
 )
 def test_what_vllm_cannot_do_is_one_line(
