@@ -538,6 +538,17 @@ def test_an_unknown_precision_is_refused_before_any_weights_are_loaded(
         build(config)
 
 
+@pytest.mark.parametrize("build", [build_engine, build_policy])
+def test_a_device_that_is_not_there_is_refused(
+    build: Callable[[RunConfig], object], reach: Path, tmp_path: Path
+) -> None:
+    """Though vLLM chooses its own."""
+    path, *changes = run_arguments(reach, tmp_path, "model.device=gpu", "engine={kind: vllm}")
+    config = load_config(RunConfig, path, changes)
+    with pytest.raises(ModelError, match="device 'gpu' cannot be used"):
+        build(config)
+
+
 def test_without_vllm_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
     reach: Path,
