@@ -36,6 +36,7 @@ from graphpo_agent.engines.local.model import (
     check_vocabulary,
     load_model,
     model_without_weights,
+    usable_device,
 )
 from graphpo_agent.engines.local.options import (
     ComputeOptions,
@@ -118,6 +119,7 @@ def build_policy(config: RunConfig) -> Policy:
         return LocalPolicy(model, tokenizer, gib(engine.max_batch_gib), config.model.autocast)
     options = _vllm_options(engine, config.model)
     require_vllm(options)
+    usable_device(device_of(config.model))
     tokenizer = HfTokenizer.load(path)
     check_vocabulary(model_without_weights(path, dtype), tokenizer)
     return VllmPolicy(path, tokenizer, options)

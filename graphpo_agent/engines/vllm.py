@@ -154,7 +154,7 @@ class VllmPolicy:
             return self._tickets
         params = drawing_params(request.seed, sampling, room, self.tokenizer.eos_ids)
         name = str(self._tickets)
-        self._engine.add_request(name, {"prompt_token_ids": list(context.token_ids)}, params)
+        # Noted first, so that ``release`` knows of what an interrupt leaves half submitted.
         self._running[name] = _Continuation(
             self._tickets,
             context,
@@ -162,6 +162,7 @@ class VllmPolicy:
             self._stops.table(request.stop),
             request.min_new_tokens,
         )
+        self._engine.add_request(name, {"prompt_token_ids": list(context.token_ids)}, params)
         return self._tickets
 
     def advance(self) -> list[tuple[int, Completion]]:
@@ -185,6 +186,8 @@ class VllmPolicy:
 
     def release(self) -> None:
         """Forget every context, unfinished continuation and cached prefix."""
+        with self._uncompiled():  # the end of a step that was interrupted; else it does nothing
+            self._engine.collective_rpc("sample_tokens", args=(None,))
         self._engine.abort_request(list(self._running))
         self._running, self._ended = {}, []
         self._generation = object()
@@ -198,9 +201,16 @@ class VllmPolicy:
             weights: all of them, by their names in the Hugging Face layout.
         """
         self.release()
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        try:
+            self._reload(weights)
+        except BaseException:
+            self._reload(())  # or vLLM would take the next weights for the rest of these
+            raise
         if self._tied is not None:
             self._engine.apply_model(partial(_renew_head, source=self._tied))
+
+    def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
     def _own(self, context: Context) -> VllmContext:
         if not isinstance(context, VllmContext) or context.generation is not self._generation:

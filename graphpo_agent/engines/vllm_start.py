@@ -122,7 +122,22 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
         arguments["enforce_eager"] = True
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-    return LLMEngine.from_engine_args(EngineArgs(**arguments))
+    engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    _check_room(engine, arguments["max_model_len"])
+    return engine
+
+
+def _check_room(engine: "LLMEngine", max_context_tokens: int) -> None:
+    """Raise ValueError where the longest context alone would wait for memory for ever.
+
+    vLLM itself refuses less than one such context's blocks, and one of them it cannot use.
+    """
+    contexts = engine.vllm_config.cache_config.kv_cache_max_concurrency
+    if contexts is not None and contexts <= 1:
+        raise ValueError(
+            f"its keys and values have room for less than one context of {max_context_tokens} "
+            "tokens; give it more, or lower engine.max_context_tokens"
+        )
 
 
 def _max_context_tokens(config: PretrainedConfig, options: VllmOptions) -> int:

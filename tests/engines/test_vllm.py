@@ -1,11 +1,13 @@
 """The vLLM engine against the Hugging Face model and against the local sampler, for real."""
 
 import json
+import pkgutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +63,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": LIMIT,
     "initializer_range": 0.2,
 }
+TOKEN_BYTES = 2 * 2 * 32 * 4  # keys and values of two layers, one head of 32 numbers in 32 bits
 LESSON = Demonstration("1", ({"role": "user", "content": "1 + 1"},), (Piece("2 .", trained=True),))
 
 
@@ -301,6 +304,35 @@ def test_released_and_foreign_contexts_are_refused(
     assert again[0].token_ids and len(unfinished) == 3
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["vllm.v1.core.sched.scheduler.Scheduler.get_grammar_bitmask", "vllm.LLMEngine.add_request"],
+)
+def test_after_an_interrupt_a_release_makes_the_policy_good_again(
+    place: str, policy: VllmPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the model's pass and the draw; with the request taken and its ticket not given."""
+
+    def sampled() -> list[tuple[int, ...]]:
+        requests = [SampleRequest(policy.open(PROMPT), seed, 20) for seed in range(4)]
+        return [completion.token_ids for completion in complete(policy, requests)]
+
+    before = sampled()
+    owner, name = place.rsplit(".", 1)
+    whole = getattr(pkgutil.resolve_name(owner), name)
+
+    def interrupted(*given: Any) -> None:
+        whole(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sampled()
+    policy.release()
+    assert sampled() == before
+
+
 def test_logprobs_follow_the_weights_every_time_they_change(
     policy: VllmPolicy, model: PreTrainedModel
 ) -> None:
@@ -315,6 +347,23 @@ def test_logprobs_follow_the_weights_every_time_they_change(
         assert distance(model, PROMPT, after) < 1e-4
         assert after.logprobs != before.logprobs
         before = after
+
+
+def test_weights_after_those_whose_handover_was_interrupted_are_taken_whole(
+    policy: VllmPolicy, model: PreTrainedModel
+) -> None:
+    def interrupted() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from islice(model.state_dict().items(), 5)  # ends amid a layer's
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        policy.load_weights(interrupted())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 1.1
+    policy.load_weights(model.state_dict().items())
+    after = complete(policy, [SampleRequest(policy.open(PROMPT), 1, 20)])[0]
+    assert distance(model, PROMPT, after) < 1e-4
 
 
 def test_what_the_learner_learns_reaches_the_policy(
@@ -468,6 +517,7 @@ def test_more_sequences_than_tokens_of_a_pass(directory: Path, tokenizer: HfToke
         (VllmOptions(max_context_tokens=LIMIT + 1), "engine.max_context_tokens is 129"),
         (VllmOptions(dtype="float64"), "model.dtype float64"),
         (VllmOptions(kv_cache_gib=1e6), "vllm cannot run"),
+        (VllmOptions(kv_cache_gib=LIMIT * TOKEN_BYTES / 2**30), "less than one context of 128"),
     ],
 )
 def test_what_vllm_cannot_do_is_one_line(
@@ -485,6 +535,17 @@ def test_an_unknown_precision_is_refused_before_any_weights_are_loaded(
     path, *changes = run_arguments(reach, tmp_path, "model.dtype=float64", "engine={kind: vllm}")
     config = load_config(RunConfig, path, [*changes, "model.path=nothing"])
     with pytest.raises(ConfigError, match=r"model\.dtype float64"):
+        build(config)
+
+
+@pytest.mark.parametrize("build", [build_engine, build_policy])
+def test_a_device_that_is_not_there_is_refused(
+    build: Callable[[RunConfig], object], reach: Path, tmp_path: Path
+) -> None:
+    """Though vLLM chooses its own."""
+    path, *changes = run_arguments(reach, tmp_path, "model.device=gpu", "engine={kind: vllm}")
+    config = load_config(RunConfig, path, changes)
+    with pytest.raises(ModelError, match="device 'gpu' cannot be used"):
         build(config)
 
 
