@@ -25,8 +25,12 @@ def check_place(kind: str, name: str) -> None:
 
 
 def why_not_loaded(name: str, error: Exception) -> str:
-    """What transformers says of a model, and whether its name could have been a directory's."""
+    """What transformers says of a model; where it found none, that it is no directory either."""
     reason = first_line(error).removesuffix(".")
+    if not isinstance(error, OSError):
+        return reason
+    if error.filename:
+        return f"{error.filename}: {reason}"
     return reason if Path(name).expanduser().is_dir() else f"{reason}; no such directory is here"
 
 
