@@ -21,11 +21,13 @@ def directory_lock(directory: Path, busy: Exception, inherit: bool = False) -> I
     Raises:
         OSError: it cannot be made or opened.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY)
-    except FileNotFoundError:  # it was there a moment ago
-        raise busy from None
+    except (FileExistsError, FileNotFoundError) as error:
+        if error.filename != str(directory) or os.path.lexists(directory):
+            raise
+        raise busy from None  # it was there a moment ago
     os.set_inheritable(descriptor, inherit)
     with _held(descriptor, busy):
         yield

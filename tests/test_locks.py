@@ -1,8 +1,11 @@
 """Who is refused a directory or a file: asked by real processes."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,13 @@ import sys; from pathlib import Path
 from graphpo_agent.locks import {kind}_lock
 with {kind}_lock(Path(sys.argv[1]), Exception("busy")):
     print("inside", flush=True); sys.stdin.read()
+"""
+LEAVE_A_PROGRAM = """
+import subprocess, sys; from pathlib import Path
+from graphpo_agent.locks import directory_lock
+with directory_lock(Path(sys.argv[1]), Exception("busy"), inherit=sys.argv[2] == "True"):
+    own = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False)
+    print(own.pid, flush=True)
 """
 TAKE_TURNS = """
 import sys; from pathlib import Path
@@ -30,7 +40,7 @@ while done < 300:
             inside.unlink()
             place.{remove}()
             done += 1
-    except (InterruptedError, FileExistsError):  # the latter is mkdir's, of one just removed
+    except InterruptedError:
         pass
 """
 
@@ -49,6 +59,32 @@ def test_what_another_process_holds_is_refused_until_it_dies(kind: str, tmp_path
         other.kill()
     with LOCKS[kind](tmp_path / "held", Busy()):
         pass
+
+
+@pytest.mark.parametrize("inherit", [True, False])
+def test_a_program_that_outlives_its_process_holds_a_directory_where_it_should(
+    inherit: bool, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", LEAVE_A_PROGRAM, str(tmp_path / "held"), str(inherit)]
+    left = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    try:
+        held = pytest.raises(Busy) if inherit else nullcontext()
+        with held, directory_lock(tmp_path / "held", Busy()):
+            pass
+    finally:
+        os.kill(left, signal.SIGKILL)
+    while os.path.exists(f"/proc/{left}/fd/0"):  # it lets go as it dies
+        time.sleep(0.01)
+    with directory_lock(tmp_path / "held", Busy()):
+        pass
+
+
+def test_what_is_in_a_directorys_way_is_told_and_not_called_busy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for place in (tmp_path / "file", tmp_path / "nowhere", tmp_path / "nowhere" / "held"):
+        with pytest.raises(FileExistsError), directory_lock(place, Busy()):
+            pass
 
 
 @pytest.mark.parametrize("kind", LOCKS)
