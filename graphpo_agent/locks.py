@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISDIR
 
 __all__ = ["directory_lock", "file_lock"]
 
@@ -25,7 +26,7 @@ def directory_lock(directory: Path, busy: Exception, inherit: bool = False) -> I
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY)
     except (FileExistsError, FileNotFoundError) as error:
-        if error.filename != str(directory) or os.path.lexists(directory):
+        if error.filename != str(directory) or _in_the_way(directory):
             raise
         raise busy from None  # it was there a moment ago
     os.set_inheritable(descriptor, inherit)
@@ -49,6 +50,14 @@ def file_lock(path: Path, busy: Exception) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     with _held(descriptor, busy):
         yield
+
+
+def _in_the_way(directory: Path) -> bool:
+    """Whether something else is where a directory is to be: looked at once, as others change it."""
+    try:
+        return not S_ISDIR(os.lstat(directory).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
