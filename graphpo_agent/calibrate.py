@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
-from tqdm.auto import tqdm
 
 from graphpo_agent.build import (
     build_grower,
@@ -37,6 +36,7 @@ from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.outputs import check_above
+from graphpo_agent.report.task_bar import TaskBar
 from graphpo_agent.types import Task
 
 __all__ = [
@@ -154,7 +154,7 @@ def calibrate(
         raise ConfigError(f"reference {options.reference!r} is none of {', '.join(states)}")
     choices = {name: StateChoice(*build_state(state)) for name, state in states.items()}
     grower, policy = build_grower(config), build_policy(config)
-    with tqdm(total=len(graphs), unit="graph", disable=None) as bar:
+    with TaskBar(total=len(graphs), unit="graph") as bar:
         replays, seen = replay_graphs(grower, policy, graphs, tasks, choices, bar.update)
     merging = method.merging
     pairs = candidate_pairs(graphs, [~each.ended for each in replays], merging)
@@ -167,7 +167,7 @@ def calibrate(
     random_sample, samples = plan_samples(merges, pairs, options.pairs, rng)
     nodes = _nodes_of(pairs, [random_sample, *samples.values()], graphs)
     chains = sum(map(len, nodes)) * options.continuations
-    with tqdm(total=chains, unit="continuation", disable=None) as bar:
+    with TaskBar(total=chains, unit="continuation") as bar:
         rewards = sample_rewards(
             grower,
             policy,

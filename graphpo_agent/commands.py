@@ -4,9 +4,6 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
-
-from tqdm.auto import tqdm
 
 from graphpo_agent.build import (
     build_budget,
@@ -21,17 +18,20 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
+from graphpo_agent.engines.local.model import model_config, told_reach
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
 from graphpo_agent.evals.heldout import Evaluation, Judged, by_level, measured, sample
 from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
 from graphpo_agent.partial_output import output_name, partial_output
+from graphpo_agent.protocols import Policy
 from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.numbers import duration
 from graphpo_agent.report.run_dir import RunDirectory
+from graphpo_agent.report.task_bar import TaskBar
 from graphpo_agent.rollout.graph_file import GraphFile
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import outages_of
@@ -181,6 +181,7 @@ def rollout(
     check_apart([Path(out)], _inputs(config, [config_path, *overrides], paths))
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
+    _tell_reach(config, policy)
     sampling = build_sampling(config.sampling)
     scoring = build_step_scoring(config.method, policy.tokenizer)
     files = {"tasks": [Path(each) for each in paths]}
@@ -196,7 +197,15 @@ def rollout(
 
             missing = graphs.missing
             rollouts = grower.grow(
-                policy, missing, method, sampling, seed, budget, finished, scoring=scoring
+                policy,
+                missing,
+                method,
+                sampling,
+                seed,
+                budget,
+                finished,
+                scoring=scoring,
+                drawn=bar.drawn,
             )
         graphs.outages.check(config.outage_limit)
         write_atomically(Path(out), "\n".join(graphs.lines) + "\n")
@@ -208,11 +217,17 @@ def rollout(
     return 0
 
 
-def _bar(total: int, missing: int, unit: str, out: str | None) -> "tqdm[NoReturn]":
+def _tell_reach(config: RunConfig, policy: Policy) -> None:
+    """Print where contexts end, if that is not where the model says."""
+    for line in told_reach(model_config(config.model.path), policy.max_context_tokens):
+        print(line)
+
+
+def _bar(total: int, missing: int, unit: str, out: str | None) -> TaskBar:
     """The progress over all tasks, some of which an interrupted command may have finished."""
     if missing < total:
         print(f"{total - missing} of {total} tasks were finished before: {out}.partial")
-    return tqdm(total=total, initial=total - missing, unit=unit, disable=None)
+    return TaskBar(total=total, initial=total - missing, unit=unit)
 
 
 def _inputs(config: RunConfig, arguments: Sequence[str], tasks: Sequence[str]) -> list[Path]:
@@ -246,6 +261,7 @@ def evaluate_policy(
         check_apart([Path(out)], _inputs(config, [config_path, *overrides], [path]))
     tasks = load_tasks(Path(path))
     grower, policy = build_grower(config), build_policy(config)
+    _tell_reach(config, policy)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
     with ExitStack() as stack:
         transcripts = Transcripts(tasks)
@@ -261,7 +277,9 @@ def evaluate_policy(
                 transcripts.add(rollout, grower.expander)
                 bar.update()
 
-            rollouts = sample(grower, policy, missing, samples, sampling, config.seed, finished)
+            rollouts = sample(
+                grower, policy, missing, samples, sampling, config.seed, finished, bar.drawn
+            )
         (before + outages_of(rollouts, policy.tokenizer.decode)).check(config.outage_limit)
         transcripts.complete()
     _print_evaluation(transcripts.trajectories, samples)

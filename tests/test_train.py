@@ -573,8 +573,14 @@ def test_a_sliding_window_that_ends_contexts_early_is_told(
         shown = [f"model.path={policy}", "train.steps=1"]
         return main(["train", *run_arguments(reach, tmp_path / f"run-{window}", *shown)])
 
+    says = "contexts end at 30 tokens, not at the 512 that"
     assert trained(30) == 0
-    assert "contexts end at 30 tokens, not at the 512 that" in capsys.readouterr().out
+    assert says in capsys.readouterr().out
+    arguments = run_arguments(reach, tmp_path / "run", f"model.path={policy}")
+    assert main(["eval", *arguments]) == 0
+    assert capsys.readouterr().out.startswith(says)
+    assert main(["rollout", *arguments, "--count", "1", "--out", str(tmp_path / "g.jsonl")]) == 0
+    assert capsys.readouterr().out.startswith(says)
     assert trained(8) == 2
     error = capsys.readouterr().err
     assert "has 0 tasks that can be used" in error and error.count("\n") == 1
