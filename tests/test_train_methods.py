@@ -57,9 +57,11 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[list[TrainingSample]]:
     given: list[list[TrainingSample]] = []
     update = LocalEngine.update
 
-    def spied(self: LocalEngine, samples: Sequence[TrainingSample], step: int) -> dict[str, float]:
+    def spied(
+        self: LocalEngine, samples: Sequence[TrainingSample], *others: Any
+    ) -> dict[str, float]:
         given.append(list(samples))
-        return update(self, samples, step)
+        return update(self, samples, *others)
 
     monkeypatch.setattr(LocalEngine, "update", spied)
     return given
