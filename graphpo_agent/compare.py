@@ -13,9 +13,8 @@ from rich.status import Status
 from graphpo_agent.compare_run import Told, train_apart
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import load_config, read_yaml
-from graphpo_agent.engines.local.model import model_config
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
-from graphpo_agent.memory import describe_budget
+from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_above
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
@@ -202,7 +201,7 @@ def _plan(
             _check_comparable(config)
             check_run(config)
             load_run_tasks(config)
-            model_config(config.model.path)  # that it is there
+            describe_memory(config, 0)  # that its model and device are there
         except GraphPOError as error:
             raise ConfigError(f"{method.label}: {error}") from None
         configs[method.label] = config

@@ -112,8 +112,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         paged, prompts = pages_fit(device, dtype), config.train.prompts_per_step
         columns = 0 if paged else prompts * _most_edges(config)[1] * shelf_capacity(longest)
         held = min(gib(config.engine.max_batch_gib), columns * token_bytes(sizes, compute))
-        kept = _graph_tokens(config, unused=PAGE - 1 if paged else 0)
-        kept = prompts * (prompt_tokens + kept)
+        kept = prompts * (prompt_tokens + _graph_tokens(config, PAGE - 1 if paged else 0))
     else:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphpo_agent.config import LocalEngineConfig, RunConfig
+from graphpo_agent.config import RunConfig, VerlEngineConfig, VllmEngineConfig
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.engines.local.model import context_limit, model_config
+from graphpo_agent.engines.local.model import longest_context, model_config
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Expander
@@ -54,7 +54,8 @@ def usable_tasks(config: RunConfig, expander: Expander) -> RunTasks:
     """The tasks whose prompts the run's model can begin; needs its tokenizer and no weights.
 
     Raises:
-        ConfigError: a step needs more tasks than there are.
+        ConfigError: a step needs more tasks than there are, or contexts are to be longer than the
+            model holds.
         DataError: a file holds no task or a row that cannot be used, or the prompt of a held-out
             task does not fit into the policy's context.
         ModelError: there is no model, or none that can be trained.
@@ -82,8 +83,10 @@ def usable_tasks(config: RunConfig, expander: Expander) -> RunTasks:
 def _context_tokens(config: RunConfig) -> int:
     """What a context of the run's policy holds."""
     engine = config.engine
-    wanted = None if isinstance(engine, LocalEngineConfig) else engine.max_context_tokens
-    return context_limit(model_config(config.model.path)) if wanted is None else wanted
+    if isinstance(engine, VerlEngineConfig):
+        return engine.max_context_tokens
+    wanted = engine.max_context_tokens if isinstance(engine, VllmEngineConfig) else None
+    return longest_context(model_config(config.model.path), wanted)
 
 
 def _check_enough(config: RunConfig, tasks: Sequence[Task], told: Sequence[str] = ()) -> None:

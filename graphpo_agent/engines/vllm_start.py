@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoConfig, PretrainedConfig
 
-from graphpo_agent.engines.local.model import check_context, context_limit, head_dim
+from graphpo_agent.engines.local.model import head_dim, longest_context
 from graphpo_agent.engines.tokenizer import check_model_directory
 from graphpo_agent.errors import ConfigError, GraphPOError
 
@@ -103,7 +103,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
     arguments: dict[str, Any] = {
         "model": model_name,
         "dtype": options.dtype,
-        "max_model_len": _max_context_tokens(config, options),
+        "max_model_len": longest_context(config, options.max_context_tokens),
         "max_num_seqs": options.max_sequences,
         "block_size": options.block_size,
         "enable_prefix_caching": True,
@@ -138,13 +138,6 @@ def _check_room(engine: "LLMEngine", max_context_tokens: int) -> None:
             f"its keys and values have room for less than one context of {max_context_tokens} "
             "tokens; give it more, or lower engine.max_context_tokens"
         )
-
-
-def _max_context_tokens(config: PretrainedConfig, options: VllmOptions) -> int:
-    limit = context_limit(config)
-    wanted = limit if options.max_context_tokens is None else options.max_context_tokens
-    check_context(wanted, limit, config)
-    return wanted
 
 
 def _check_head_size(model_name: str, config: PretrainedConfig) -> None:

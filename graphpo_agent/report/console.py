@@ -16,12 +16,14 @@ from rich.text import Text
 
 from graphpo_agent.report.numbers import compact, duration, fixed, percent
 
-__all__ = ["RunConsole", "TimeLeft"]
+__all__ = ["BAR_SECONDS", "SILENT_SECONDS", "RunConsole", "TimeLeft"]
 
 NAN = math.nan
 ROWS_PER_HEADER = 25
-_BAR_SECONDS = 0.5
-_SILENT_SECONDS = 60.0
+BAR_SECONDS = 0.5
+"""From one look at what goes on to the next, on a terminal."""
+SILENT_SECONDS = 60.0
+"""And elsewhere."""
 
 
 def _whole(value: float) -> str:
@@ -168,7 +170,7 @@ class RunConsole:
             describe: says it, in a few words; called where it is shown.
         """
         now = time.monotonic()
-        if now - self._shown < (_SILENT_SECONDS if self._progress is None else _BAR_SECONDS):
+        if now - self._shown < (SILENT_SECONDS if self._progress is None else BAR_SECONDS):
             return
         self._shown = now
         if self._progress is None or self._bar is None:

@@ -5,12 +5,10 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from graphpo_agent.report.console import BAR_SECONDS, SILENT_SECONDS
 from graphpo_agent.report.numbers import compact
 
 __all__ = ["TaskBar"]
-
-_SILENT_SECONDS = 60.0
-_BAR_SECONDS = 0.5
 
 
 class TaskBar(tqdm):  # pyright: ignore[reportMissingTypeArgument] (it goes over nothing)
@@ -27,7 +25,7 @@ class TaskBar(tqdm):  # pyright: ignore[reportMissingTypeArgument] (it goes over
 
     def __init__(self, **settings: Any) -> None:
         """Args: those of ``tqdm``."""
-        seconds, delay = (_BAR_SECONDS, 0.0) if sys.stderr.isatty() else (_SILENT_SECONDS,) * 2
+        seconds, delay = (BAR_SECONDS, 0.0) if sys.stderr.isatty() else (SILENT_SECONDS,) * 2
         super().__init__(mininterval=seconds, miniters=0, delay=delay, **settings)
         self._tokens = 0
 

@@ -312,8 +312,8 @@ class PolicyScheduler:
                 continue
             if self._samples:
                 for ticket, completion in self.policy.advance():
-                    drawn, place = self._samples.pop(ticket)
-                    drawn.take(place, completion)
+                    together, place = self._samples.pop(ticket)
+                    together.take(place, completion)
                     self._drawn(len(completion.token_ids))
             elif not everything.done():
                 await self._wake.wait()

@@ -27,6 +27,7 @@ __all__ = [
     "full_attention_limit",
     "head_dim",
     "load_model",
+    "longest_context",
     "model_config",
     "model_without_weights",
     "output_head",
@@ -263,6 +264,20 @@ def check_context(wanted: int, limit: int, config: PretrainedConfig) -> None:
         f"engine.max_context_tokens is {wanted}, but {config.name_or_path} holds {limit} "
         f"tokens{why}"
     )
+
+
+def longest_context(config: PretrainedConfig, wanted: int | None) -> int:
+    """``engine.max_context_tokens``, where that is wanted, or as long as a model's contexts can be.
+
+    Raises:
+        ConfigError: that is more than the model holds.
+        ModelError: as ``context_limit``.
+    """
+    limit = context_limit(config)
+    if wanted is None:
+        return limit
+    check_context(wanted, limit, config)
+    return wanted
 
 
 def full_attention_limit(config: PretrainedConfig) -> int | None:
