@@ -7,12 +7,17 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    Olmo2Config,
     OPTConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from graphpo_agent.config import RunConfig
@@ -125,6 +130,38 @@ def test_activations_are_within_a_third_of_what_is_saved(
     logprobs = len(batch.target_ids) * 500 * 4
     measured = saved_bytes(model, batch, compute) - logprobs
     assert 0.75 < estimate.activations / measured < 1.33
+
+
+LAYER = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(vocab_size=500, pad_token_id=0, **LAYER, **HEADS),
+        Gemma3TextConfig(vocab_size=500, pad_token_id=0, **LAYER, **HEADS),
+        Olmo2Config(vocab_size=500, pad_token_id=0, **LAYER, **HEADS),
+        MixtralConfig(vocab_size=500, pad_token_id=0, num_local_experts=4, **LAYER, **HEADS),
+        Qwen3MoeConfig(
+            vocab_size=500,
+            pad_token_id=0,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            **LAYER,
+            **HEADS,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_layers_of_more_norms_or_of_experts_save_what_is_estimated(config):
+    model = AutoModelForCausalLM.from_config(config).eval()
+    (batch,) = pack([tree_sample((2, 5, 4, 2), 16, 48)], 10_000)
+    compute = ComputeOptions()
+    estimate = estimate_memory(model_sizes(model), sizes_of(batch), compute).activations
+    measured = saved_bytes(model, batch, compute) - len(batch.target_ids) * 500 * 4
+    assert estimate == pytest.approx(measured, rel=0.05)
 
 
 def test_where_a_kernel_takes_whole_paths_they_are_not_saved(monkeypatch):

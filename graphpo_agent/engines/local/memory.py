@@ -41,9 +41,11 @@ class ModelSizes:
         trained_bytes: of those that are trained; all of them, or the adapters.
         layers: decoder layers.
         hidden: width of the residual stream.
-        intermediate: width of the feed-forward part.
+        intermediate: width of the feed-forward part that one token goes through.
+        experts: how many experts one token goes through; 0 without any.
         query_width: query heads times their dimension.
         key_width: key/value heads times their dimension.
+        norm_width: of what the norms of a layer take, summed; those of queries and keys included.
         vocabulary: rows of the output head.
         itemsize: bytes of one weight.
         cast_bytes: of the inputs of all adapters of one token, where they are converted to a
@@ -55,8 +57,10 @@ class ModelSizes:
     layers: int
     hidden: int
     intermediate: int
+    experts: int
     query_width: int
     key_width: int
+    norm_width: int
     vocabulary: int
     itemsize: int
     cast_bytes: int = 0
@@ -192,20 +196,21 @@ def _weights_to_sample_with(model: ModelSizes, update: UpdateSizes, compute: Com
 def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
     """Bytes saved for the backward pass of one row, and masks or what is gathered for a layer.
 
-    A layer saves, per token: of each of its two norms the input, the normed input (both in the
-    weights' precision) and the output; queries, keys and values as the kernel takes them; the
-    attention's output before and after it is put in order; and four times the feed-forward width.
-    Keys and values are saved as often as they are gathered; on a GPU in 16 bits once, as they are
-    gathered again in the backward pass.
+    A layer saves, per token: of each norm the input and the normed input (in the weights'
+    precision); what attention and feed-forward part begin with; queries, keys and values as the
+    kernel takes them; the attention's output before and after it is put in order; four times the
+    feed-forward width; and what each expert takes and gives. Keys and values are saved as often as
+    they are gathered; on a GPU in 16 bits once, as they are gathered again in the backward pass.
     """
-    stream = 4 * model.hidden * model.itemsize
+    normed = 2 * model.norm_width * model.itemsize
     seen = update.path_tokens + update.block_tokens
     itemsize = _product_bytes(model, compute)
     gathered = model.key_width * seen / update.block_tokens
     in_kernel = update.device_type == "cuda" and itemsize == 2
-    products = 2 * model.hidden + 3 * model.query_width + 4 * model.intermediate
+    products = 2 * (1 + model.experts) * model.hidden
+    products += 3 * model.query_width + 4 * model.intermediate
     products += 2 * (model.key_width if in_kernel else gathered)
-    layer = stream + int(products * itemsize) + model.cast_bytes // model.layers
+    layer = normed + int(products * itemsize) + model.cast_bytes // model.layers
     inputs = model.hidden * model.itemsize
     kept = (
         model.layers * inputs + layer if compute.checkpoint_layers else model.layers * layer
@@ -249,14 +254,18 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
     itemsize = parameters[0].element_size()
     heads = config.num_attention_heads
     size = head_dim(config)
+    query_width = heads * size
+    key_width = (config.to_dict().get("num_key_value_heads") or heads) * size
     return ModelSizes(
         weight_bytes=sum(p.nbytes for p in parameters),
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         intermediate=_intermediate_size(config),
-        query_width=heads * size,
-        key_width=(config.to_dict().get("num_key_value_heads") or heads) * size,
+        experts=getattr(config, "num_experts_per_tok", None) or 0,
+        query_width=query_width,
+        key_width=key_width,
+        norm_width=_norm_width(model, query_width, key_width),
         vocabulary=config.vocab_size,
         itemsize=itemsize,
         cast_bytes=sum(
@@ -267,11 +276,31 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
     )
 
 
+def _norm_width(model: PreTrainedModel, query_width: int, key_width: int) -> int:
+    """Of all norms of a layer; one of queries or keys is named so and takes all heads'."""
+    layers, total = model.config.num_hidden_layers, 0
+    for name, module in model.named_modules():
+        *path, own = name.split(".")
+        in_layer = any(part.isdecimal() for part in path)
+        if in_layer and "norm" in type(module).__name__.lower():
+            widths = {"q": query_width, "k": key_width}
+            total += widths.get(own.partition("_")[0], model.config.hidden_size)
+    return total // layers
+
+
 def _intermediate_size(config: PretrainedConfig) -> int:
-    """Width of the layers' inner products; most families call it so, GPT-2 and OPT otherwise."""
+    """Width of the inner products of a token's layer; most families call it so, GPT-2 and OPT not.
+
+    Of a layer of experts that of all that a token goes through.
+    """
     names = ("intermediate_size", "n_inner", "ffn_dim")
     given = [size for name in names if (size := getattr(config, name, None))]
-    return given[0] if given else 4 * config.hidden_size
+    width = given[0] if given else 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", None) or 0
+    if not experts:
+        return width
+    shared = getattr(config, "shared_expert_intermediate_size", None) or 0
+    return experts * (getattr(config, "moe_intermediate_size", None) or width) + shared
 
 
 def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
