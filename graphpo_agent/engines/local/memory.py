@@ -278,14 +278,14 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
 
 def _norm_width(model: PreTrainedModel, query_width: int, key_width: int) -> int:
     """Of all norms of a layer; one of queries or keys is named so and takes all heads'."""
-    layers, total = model.config.num_hidden_layers, 0
+    widths, total = {"q": query_width, "k": key_width}, 0
     for name, module in model.named_modules():
         *path, own = name.split(".")
         in_layer = any(part.isdecimal() for part in path)
         if in_layer and "norm" in type(module).__name__.lower():
-            widths = {"q": query_width, "k": key_width}
-            total += widths.get(own.partition("_")[0], model.config.hidden_size)
-    return total // layers
+            kind = own.partition("_")[0]
+            total += widths[kind] if kind in widths else model.config.hidden_size
+    return total // model.config.num_hidden_layers
 
 
 def _intermediate_size(config: PretrainedConfig) -> int:
