@@ -8,6 +8,7 @@ What is saved for the backward pass is counted layer by layer as transformers' p
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -278,13 +279,13 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
 
 def _norm_width(model: PreTrainedModel, query_width: int, key_width: int) -> int:
     """Of all norms of a layer; one of queries or keys is named so and takes all heads'."""
+    hidden: int = cast(int, model.config.hidden_size)
     widths, total = {"q": query_width, "k": key_width}, 0
     for name, module in model.named_modules():
         *path, own = name.split(".")
         in_layer = any(part.isdecimal() for part in path)
         if in_layer and "norm" in type(module).__name__.lower():
-            kind = own.partition("_")[0]
-            total += widths[kind] if kind in widths else model.config.hidden_size
+            total += widths.get(own.partition("_")[0], hidden)
     return total // model.config.num_hidden_layers
 
 
