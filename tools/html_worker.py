@@ -36,6 +36,11 @@ _HIDING = re.compile(
 )
 """Far to the left or above is out of sight; a little is how pages are laid out."""
 
+_SPACE = re.compile(r"\s+")
+_NO_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML has no place for."""
+_BY_NUMBER = re.compile(r"&#(?:x0*([0-9a-f]{1,7})(?![0-9a-f])|0*(\d{1,7})(?!\d));?", re.IGNORECASE)
+
 _REFRESH = re.compile(
     r"\s*[0-5](?:\.\d*)?\s*[;,]\s*+(?:url\s*=\s*)?+(.+)", re.IGNORECASE | re.DOTALL
 )
@@ -74,7 +79,7 @@ def feed_text(source: str, url: str, links: bool) -> tuple[str, str]:
     An entry is its title, its date and its longest text, each on lines of its own. What comes after
     the first 200,000 characters is left out. A feed without entries is shown as it is written.
     """
-    root = lxml.etree.fromstring(source.replace("\0", "").strip().encode(), _FEED_PARSER)
+    root = lxml.etree.fromstring(_text_only(source).strip().encode(), _FEED_PARSER)
     if root is None:
         return "", source
     title = _one_line(root, "{*}title") or _one_line(root, "{*}channel/{*}title")
@@ -117,26 +122,42 @@ def _shown(element: lxml.etree._Element) -> str:
     text = element.text or ""
     if not element.tag.startswith(_ATOM) or element.get("type", "text") != "text":
         html = lxml.etree.tostring(element, encoding="unicode") if len(element) else text
-        tree = _parsed(" ".join(html.split()))
+        tree = _parsed(html)
         text = "" if tree is None else _lines_of(tree)
     lines = (" ".join(line.split()) for line in text.splitlines())
     return "\n".join(filter(None, lines))
 
 
 def _lines_of(tree: lxml.html.HtmlElement) -> str:
-    """What a browser would show, each block from a new line on."""
+    """What a browser would show, each block from a new line on; ``<pre>`` keeps its lines."""
     _drop_unseen(tree)
-    for block in tree.iter(*_BLOCKS):
-        block.text, block.tail = f"\n{block.text or ''}", f"\n{block.tail or ''}"
-    return tree.text_content()
+    parts, kept = [""], 0
+    for event, node in lxml.etree.iterwalk(tree, events=("start", "end", "comment", "pi")):
+        if node.tag == "pre":
+            kept += 1 if event == "start" else -1
+        if node.tag in _BLOCKS:
+            parts.append("\n")
+        text = (node.text if event == "start" else node.tail) or ""
+        parts.append(text if kept else _SPACE.sub(" ", text))
+    return "".join(parts)
 
 
 def _parsed(html: str) -> lxml.html.HtmlElement | None:
     """The elements of a page; None: there are none."""
     try:
-        return lxml.html.document_fromstring(html.replace("\0", "").encode(), parser=_PARSER)
+        return lxml.html.document_fromstring(_text_only(html).encode(), parser=_PARSER)
     except lxml.etree.ParserError:
         return None
+
+
+def _text_only(source: str) -> str:
+    """With a space for each character that XML has no place for, written as it is or by number."""
+
+    def without(match: re.Match[str]) -> str:
+        code = int(match[1], 16) if match[1] else int(match[2])
+        return " " if code > 0x10FFFF or _NO_TEXT.match(chr(code)) else match[0]
+
+    return _BY_NUMBER.sub(without, _NO_TEXT.sub(" ", source))
 
 
 def _drop_unseen(tree: lxml.html.HtmlElement) -> None:

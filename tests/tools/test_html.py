@@ -179,6 +179,25 @@ def test_a_feed_leads_to_its_entries_on_request(pool):
     assert "[List<Oak> & 5 < 6](https://e.org/feed/q/1)\n" in feed_of(pool, ATOM, links=True)[1]
 
 
+def test_a_listing_in_a_feed_keeps_its_lines(pool):
+    listing = "<p>Plant\n an oak:</p><pre>dig <b>deep\n</b>\nwater</pre>Then\n wait."
+    assert feed_of(
+        pool, f"<rss><item><description><![CDATA[{listing}]]></description></item></rss>"
+    )[1].split("\n") == ["Plant an oak:", "dig deep", "water", "Then wait."]
+
+
+@pytest.mark.parametrize(
+    "character", ["\x01", "\x0c", "&#1;", "&#x1F;", "&#xD83D;&#56832;", "\ufffe"]
+)
+def test_characters_that_xml_has_no_place_for_are_spaces(pool, character):
+    page = f"<p>An old{character}oak.</p><script>x</script> And {character} ivy."
+    assert text_of(pool, page)[1].split() == ["An", "old", "oak.", "And", "ivy."]
+    escaped = page.replace("&", "&amp;").replace("<", "&lt;")
+    for text in (page, escaped):
+        feed = f"<rss><item><description>{text}</description></item></rss>"
+        assert feed_of(pool, feed)[1].split() == ["An", "old", "oak.", "And", "ivy."]
+
+
 def test_a_feed_of_entities_neither_explodes_nor_reads_files(pool):
     text = feed_of(pool, BOMB)[1]
     assert "An oak" in text
