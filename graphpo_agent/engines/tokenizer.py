@@ -24,6 +24,7 @@ from transformers import (
 
 from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.plain_text import plain_text
+from graphpo_agent.pretrained import why_not_loaded
 from graphpo_agent.protocols import TurnBreak
 from graphpo_agent.types import Message, Prompt
 
@@ -128,7 +129,8 @@ class HfTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         except Exception as error:  # of no narrower kind, where tokenizer.json is wrong
-            raise ModelError(f"tokenizer of {name} cannot be read: {first_line(error)}") from error
+            why = why_not_loaded(name, error)
+            raise ModelError(f"tokenizer of {name} cannot be read: {why}") from error
         if len(tokenizer.get_vocab()) == len(tokenizer.get_added_vocab()):
             raise ModelError(
                 f"tokenizer of {name} knows no text, only {len(tokenizer.get_vocab())} control "

@@ -131,6 +131,11 @@ def test_a_name_too_long_for_a_file_is_one_line():
         HfTokenizer.load("a" * 300)
 
 
+def test_a_name_of_which_the_hub_knows_nothing_is_no_directory_either():
+    with pytest.raises(ModelError, match=r"tokenizer of no/model .*; no such directory is here$"):
+        HfTokenizer.load("no/model")
+
+
 def test_a_turn_break_is_what_the_chat_template_writes_around_a_reply(tokenizer, tokenizer_dir):
     messages = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "karo"}]
     reference = AutoTokenizer.from_pretrained(tokenizer_dir)
