@@ -1,5 +1,7 @@
-"""Reading a frozen model and its tokenizer from a directory or from the hub."""
+"""Reading a frozen model and its tokenizer from a directory or from the hub, and saving others."""
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ModelError, first_line
 
-__all__ = ["check_place", "load_pretrained", "why_not_loaded"]
+__all__ = ["check_place", "load_pretrained", "save_pretrained", "why_not_loaded"]
 
 
 def check_place(kind: str, name: str) -> None:
@@ -85,3 +87,21 @@ def load_pretrained(
             f"{missing[0]}; the directory does not hold a complete {kind}"
         )
     return tokenizer, model
+
+
+def save_pretrained(directory: Path, *parts: Any) -> None:
+    """Write a model, a tokenizer, … of transformers into a directory.
+
+    Raises:
+        OSError: a file cannot be written, whichever library writes it.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        for part in parts:
+            part.save_pretrained(directory)
+    except Exception as error:  # safetensors' own; tokenizers' are of no narrower kind
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        if said is None:
+            raise
+        number = int(said[1])
+        raise OSError(number, os.strerror(number)) from error

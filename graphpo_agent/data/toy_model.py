@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ConfigError, ModelError
+from graphpo_agent.pretrained import save_pretrained
 
 __all__ = ["make_toy_model", "make_toy_tokenizer"]
 
@@ -97,10 +97,8 @@ def make_toy_model(
     tokenizer = make_toy_tokenizer(texts, phrases)
     config = _config(tokenizer, hidden_size, num_layers, num_heads, max_context_tokens)
     model = _draw_model(config, seed)
-    transformers_logging.disable_progress_bar()
     try:
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
+        save_pretrained(directory, model, tokenizer)
     except OSError as error:
         raise ModelError(f"{directory}: cannot be written ({error.strerror})") from error
     return model.num_parameters()

@@ -1,5 +1,7 @@
 import json
 import re
+from contextlib import contextmanager
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, setrlimit
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from graphpo_agent.data.toy_kb import kb_phrases, make_kb
 from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.data.toy_reach import make_reach, reach_phrases
 from graphpo_agent.data.toy_trace import make_trace, trace_phrases
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.toy import WRITINGS
 
 WRITING = WRITINGS["search_r1"]
@@ -107,6 +109,26 @@ def test_the_seed_decides_the_weights_and_the_callers_random_numbers_are_left_al
     assert torch.equal(before, torch.random.get_rng_state())
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
+
+
+@contextmanager
+def largest_file(size):
+    setrlimit(RLIMIT_FSIZE, (size, RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        setrlimit(RLIMIT_FSIZE, (RLIM_INFINITY, RLIM_INFINITY))
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "name"), [(64, "model.safetensors"), (4, "tokenizer.json")]
+)
+def test_a_file_that_finds_no_room_is_one_line(tmp_path, hidden_size, name):
+    make_toy_model(tmp_path, ["one two"], hidden_size=hidden_size, num_layers=1)
+    size, file = max((file.stat().st_size, file.name) for file in tmp_path.iterdir())
+    assert file == name
+    with largest_file(size - 1), pytest.raises(ModelError, match=r"written .*File too large"):
+        make_toy_model(tmp_path, ["one two"], hidden_size=hidden_size, num_layers=1)
 
 
 def test_a_line_of_reach_has_four_tokens(tmp_path):

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.engines.local.adapter_files import read_adapters, under_adapters
 from graphpo_agent.engines.local.lora import has_adapters, merged_model
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import RunError, first_line, first_sentence
+from graphpo_agent.pretrained import save_pretrained
 
 __all__ = ["read_checkpoint", "write_checkpoint", "write_model"]
 
@@ -121,12 +120,10 @@ def _read_state(
 
 
 def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
-    transformers_logging.disable_progress_bar()
     with warnings.catch_warnings():
         # Of a model that is made of adapters: peft looks there for the size of a vocabulary.
         warnings.filterwarnings("ignore", message="Could not find a config file")
-        model.save_pretrained(directory)
-    tokenizer.hf.save_pretrained(directory)
+        save_pretrained(directory, model, tokenizer.hf)
 
 
 @contextmanager
@@ -142,10 +139,8 @@ def _whole(directory: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         _replace(place, partial)
-    except (OSError, SafetensorError) as error:
-        # Safetensors puts words before and a number behind what the operating system says.
-        reason = first_line(error).split("I/O error: ")[-1].split(" (os error ")[0]
-        raise RunError(f"{directory} cannot be written: {reason}") from error
+    except OSError as error:
+        raise RunError(f"{directory} cannot be written: {first_line(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
