@@ -276,10 +276,20 @@ def _runs(
     yield fill(rendered[start:]), ""
 
 
-def _generation_eos_ids(name: str, local: bool) -> tuple[int, ...]:
-    """The ``eos_token_id``s of generation_config.json; empty where the model has no such file."""
+def _generation_eos_ids(name: str, local: bool) -> list[int]:
+    """The ``eos_token_id``s of generation_config.json; empty where the model has no such file.
+
+    Raises:
+        ModelError: they are no token ids.
+    """
     try:
-        ids = GenerationConfig.from_pretrained(name, local_files_only=local).eos_token_id
+        given = GenerationConfig.from_pretrained(name, local_files_only=local).eos_token_id
     except OSError:
-        return ()
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+        return []
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(token) is int for token in ids):
+        raise ModelError(
+            f"{name}: eos_token_id of generation_config.json is {given!r}; give a token id or a "
+            "list of them"
+        )
+    return [token for token in ids if token >= 0]  # -1 stands for none

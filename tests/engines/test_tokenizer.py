@@ -74,6 +74,25 @@ def test_eos_ids_join_the_tokenizers_and_the_generation_configs(tokenizer_dir, t
     assert HfTokenizer.load(str(tokenizer_dir)).eos_ids == {2}
 
 
+def with_eos(tokenizer_dir, directory, ids):
+    shutil.copytree(tokenizer_dir, directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    return str(directory)
+
+
+def test_the_eos_id_of_a_model_without_one_ends_nothing(tokenizer_dir, tmp_path):
+    """-1 is no token, and not the last of the vocabulary."""
+    assert HfTokenizer.load(with_eos(tokenizer_dir, tmp_path / "one", -1)).eos_ids == {2}
+    assert HfTokenizer.load(with_eos(tokenizer_dir, tmp_path / "two", [-1, 0])).eos_ids == {0, 2}
+
+
+@pytest.mark.parametrize("ids", ["2", [0, None], True, {"id": 2}, 2.0])
+def test_eos_ids_that_are_no_token_ids_are_one_line(tokenizer_dir, tmp_path, ids):
+    with pytest.raises(ModelError, match=r"eos_token_id of generation_config\.json is ") as caught:
+        HfTokenizer.load(with_eos(tokenizer_dir, tmp_path / "model", ids))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_chat_template_that_refuses_is_one_line(tokenizer_dir, tmp_path):
     directory = shutil.copytree(tokenizer_dir, tmp_path / "strict")
     (directory / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
