@@ -10,8 +10,6 @@ import sys
 import ray
 
 if __name__ == "__main__":
-    print(
-        ray.init(address="local", num_cpus=4, include_dashboard=False).address_info["gcs_address"]
-    )
-    sys.stdout.flush()
+    ray.init(address="local", num_cpus=4, include_dashboard=False)
+    print(ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.read()
