@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from graphpo_agent.build import build_expander, device_of
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.model import (
@@ -14,7 +16,14 @@ from graphpo_agent.engines.local.model import (
     full_attention_limit,
     model_config,
 )
-from graphpo_agent.engines.verl.launch import compose, environment, is_installed, launch, validate
+from graphpo_agent.engines.verl.launch import (
+    check_answers,
+    compose,
+    environment,
+    is_installed,
+    launch,
+    validate,
+)
 from graphpo_agent.engines.verl.settings import (
     check_sharing,
     verl_engine,
@@ -71,17 +80,31 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
             more tasks than there are.
         DataError: a task cannot be used, or the prompt of a held-out task does not fit.
         ModelError: there is no such model.
+        RunError: the Ray cluster is not there.
     """
     if not is_installed():
         raise ConfigError(
             'engine.kind is verl, which is not installed: pip install "graphpo-agent[verl]" on '
             'machines with GPUs, else "graphpo-agent[verl-cpu]"'
         )
+    _check_machines(config)
     _check_context(config)
     _check_attention(config)
     tasks = usable_tasks(config, build_expander(config.mode))
     check_verl(config)
     return tasks.left_out, tasks.told
+
+
+def _check_machines(config: RunConfig) -> None:
+    """Raise ConfigError or RunError where Ray, or this machine, has not what the run needs."""
+    engine, here = verl_engine(config), torch.cuda.device_count()
+    if engine.ray_address is not None:
+        check_answers(engine.ray_address)
+    elif _device(config) == "cuda" and here < engine.gpus_per_node:
+        raise ConfigError(
+            f"engine.gpus_per_node is {engine.gpus_per_node}, and this machine has {here} GPUs: "
+            "lower it, or set model.device=cpu"
+        )
 
 
 def _check_context(config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from importlib.util import find_spec
@@ -11,9 +12,19 @@ from typing import Any, cast
 
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 
-__all__ = ["compose", "environment", "is_installed", "launch", "validate"]
+__all__ = [
+    "check_answers",
+    "compose",
+    "enter_directory",
+    "environment",
+    "is_installed",
+    "launch",
+    "validate",
+]
 
 _POLL_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
+_DIRECTORY = "GRAPHPO_DIRECTORY"
 _PLUGIN = "graphpo_agent.engines.verl.cpu"
 _CPUS = 64
 """Ray counts a CPU for every process, most of which wait."""
@@ -123,6 +134,7 @@ def environment(device: str, kv_cache_gib: float, shares_prefixes: bool) -> dict
     paths += [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     variables = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
+        _DIRECTORY: os.getcwd(),
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
@@ -138,6 +150,37 @@ def environment(device: str, kv_cache_gib: float, shares_prefixes: bool) -> dict
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
     return variables
+
+
+def enter_directory() -> None:
+    """Go to where the run was started, if that is there: its paths are meant from there.
+
+    A process of a cluster that ran already begins where ``ray start`` was called.
+    """
+    directory = os.environ[_DIRECTORY]
+    if os.path.isdir(directory):
+        os.chdir(directory)
+
+
+def check_answers(address: str) -> None:
+    """Check that somebody listens at a cluster's address: Ray would ask for twelve minutes.
+
+    Args:
+        address: ``host:port``; any other is Ray's to find.
+
+    Raises:
+        RunError: nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if "/" in host or not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise RunError(
+            f"engine.ray_address {address}: no Ray cluster is there ({error}); start one with ray "
+            "start --head, or leave ray_address out"
+        ) from error
 
 
 def launch(
@@ -162,24 +205,16 @@ def launch(
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    started: dict[str, Any] = {"address": ray_address}
-    if ray_address is None:
-        started = {"num_cpus": _CPUS, "num_gpus": gpus, "include_dashboard": False}
-    shared = {"TRANSFER_QUEUE_ENABLE": "1"} | get_ppo_ray_runtime_env(config)["env_vars"]
+    logging.disable(logging.WARNING)  # verl warns that this process, too, has no accelerator
     try:
-        ray.init(
-            **started,
-            runtime_env={"env_vars": shared | dict(variables)},
-            logging_level=logging.ERROR,
-            log_to_driver=bool(os.environ.get("GRAPHPO_RAY_LOG")),
-        )
-    except (RayError, ConnectionError, ValueError, RuntimeError) as error:
-        raise RunError(f"Ray cannot be started: {_line(error)}") from error
+        runner, shared = _task_runner(), _verls_environment(config)
+    finally:
+        logging.disable(logging.NOTSET)
+    _start_ray(ray_address, gpus, shared | dict(variables))
     try:
-        runner = _task_runner().remote()
-        ended = runner.run.remote(config)
+        _check_free()
+        ended = runner.remote().run.remote(config)
         while True:
             try:
                 ray.get(ended, timeout=_POLL_SECONDS)
@@ -190,6 +225,50 @@ def launch(
         raise _reason(error) from error
     finally:
         ray.shutdown()
+
+
+def _start_ray(address: str | None, gpus: int | None, variables: dict[str, str]) -> None:
+    """Connect to a cluster, or start one, whatever others there are on this machine."""
+    import ray
+    from ray.exceptions import RayError
+
+    cluster: dict[str, Any] = {"address": address}
+    if address is None:
+        cluster = {"address": "local", "num_cpus": _CPUS, "num_gpus": gpus}
+        cluster["include_dashboard"] = False
+    entered = {"worker_process_setup_hook": f"{__name__}.{enter_directory.__name__}"}
+    try:
+        ray.init(
+            **cluster,
+            runtime_env={"env_vars": variables} | entered,
+            logging_level=logging.ERROR,
+            log_to_driver=bool(os.environ.get("GRAPHPO_RAY_LOG")),
+        )
+    except (RayError, ConnectionError, ValueError, RuntimeError) as error:
+        raise RunError(f"Ray cannot be started: {_line(error)}") from error
+
+
+def _verls_environment(config: Any) -> dict[str, str]:
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    return {"TRANSFER_QUEUE_ENABLE": "1"} | get_ppo_ray_runtime_env(config)["env_vars"]
+
+
+def _check_free() -> None:
+    """Raise RunError where a run is on the cluster: verl's second would end the first one's queue.
+
+    The first would wait for it until its patience ends.
+    """
+    import ray
+
+    try:
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    except ValueError:
+        return
+    raise RunError(
+        "a run through verl is on this Ray cluster, which holds one at a time: wait for its end, "
+        "or start another cluster (engine.ray_address)"
+    )
 
 
 def _task_runner() -> Any:

@@ -78,6 +78,10 @@ def check_settings(config: RunConfig) -> None:
             update.old_logprobs == "rollout" and config.sampling.top_p < 1
         ),
         "update.compile_layers is the local engine's own: leave it out": update.compile_layers,
+        f"model.device {config.model.device}: verl gives every process a device of its own; set "
+        "model.device to cuda or cpu": config.model.device not in ("auto", "cuda", "cpu"),
+        f"engine.nodes {engine.nodes} needs a Ray cluster that runs on them: set "
+        "engine.ray_address": engine.nodes > 1 and engine.ray_address is None,
         f"{engine.nodes} × {engine.gpus_per_node} GPUs are not divisible by engine.tensor_parallel "
         f"{engine.tensor_parallel}": engine.nodes * engine.gpus_per_node % engine.tensor_parallel
         != 0,

@@ -37,7 +37,7 @@ def main(model: str, out: str) -> None:
     rollout = "actor_rollout_ref.rollout"
     settings |= {f"{rollout}.nnodes": 1, f"{rollout}.n_gpus_per_node": 1}  # without a trainer
     variables = environment("cpu", 1.0, shares_prefixes=False)
-    ray.init(num_gpus=1, include_dashboard=False, runtime_env={"env_vars": variables})
+    ray.init("local", num_gpus=1, include_dashboard=False, runtime_env={"env_vars": variables})
     client: Any = LLMServerManager.create(compose(settings, [])).get_client()
 
     async def generate(token_ids: list[int], sampling: dict[str, Any]) -> Drawn:

@@ -68,6 +68,8 @@ def test_verl_does_not_start_from_adapters(tmp_path: Path) -> None:
         (["update.compile_layers=true"], "update.compile_layers"),
         (["engine.tensor_parallel=4"], "not divisible by engine.tensor_parallel 4"),
         (["engine.max_context_tokens=32"], "leaves no room for a prompt"),
+        (["engine.nodes=2"], "engine.nodes 2 needs a Ray cluster"),
+        (["model.device=cuda:1"], "set model.device to cuda or cpu"),
     ],
 )
 def test_what_has_no_meaning_in_verl_is_refused(overrides: Sequence[str], told: str) -> None:
@@ -313,7 +315,7 @@ def test_verls_configuration_composes_with_ours(capsys: pytest.CaptureFixture[st
     assert main(["train", str(SEARCH), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "# verl: 1 × 8 GPUs, FSDP2 over all of them, 8 vLLM servers, 8 processes" in printed
-    two = ["engine.nodes=2", "engine.tensor_parallel=2"]
+    two = ["engine.nodes=2", "engine.ray_address=auto", "engine.tensor_parallel=2"]
     assert main(["train", str(SEARCH), *two, "--dry-run"]) == 0
     assert "# verl: 2 × 8 GPUs, FSDP2 over all of them, 8 vLLM servers" in capsys.readouterr().out
 
@@ -368,7 +370,7 @@ def test_training_tasks_whose_prompts_do_not_fit_are_left_out(reach: Path, tmp_p
 
 
 @pytest.mark.verl
-def test_what_the_context_cannot_hold_is_told_before_anything_starts(
+def test_what_context_or_machines_cannot_hold_is_told_before_anything_starts(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = with_long_tasks(reach, tmp_path)
@@ -379,6 +381,11 @@ def test_what_the_context_cannot_hold_is_told_before_anything_starts(
             ["engine.max_context_tokens=1000"],
             r"engine.max_context_tokens is 1000, but .* holds 512",
         ),
+        (
+            ["model.device=cuda", "engine.gpus_per_node=1000"],
+            r"engine.gpus_per_node is 1000, and this machine has \d+ GPUs",
+        ),
+        (["engine.ray_address=127.0.0.1:1"], r"ray_address 127.0.0.1:1: no Ray cluster is there"),
     ):
         run = tmp_path / "run"
         arguments = run_arguments(reach, run, ENGINE, "train.steps=1", "train.max_resample=0")
