@@ -1,7 +1,7 @@
 """DAPO: GRPO without the groups that agree, and with a penalty on overlong answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.grpo import GroupOfOne, Grpo, group_advantages
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["Dapo", "overlong_penalty"]
@@ -57,7 +57,7 @@ class Dapo:
     name: str = "dapo"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         longest, buffer = self.max_length, self.overlong_buffer

@@ -1,7 +1,7 @@
 """GRPO: independent trajectories, each with the z-score of its reward among its group."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan, steady_chains
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["GroupOfOne", "Grpo", "group_advantages"]
@@ -41,7 +41,7 @@ class Grpo:
     name: str = "grpo"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def plan(self, growth: Growth) -> Plan:
         """``group_size`` chains, or as many as the budget holds; see ``steady_chains``."""

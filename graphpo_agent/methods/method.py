@@ -13,9 +13,11 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.graph.samples import TrainingSample, to_sample
 from graphpo_agent.methods.growth import Growth, Plan
 
-__all__ = ["Credit", "Method", "Whiten", "credits_of", "training_sample"]
+__all__ = ["UNMERGED", "Credit", "Method", "Whiten", "credits_of", "training_sample"]
 
 Whiten = Literal["none", "batch"]
+UNMERGED = MergeOptions(merge="none")
+"""Every state is one of its own: ``merging`` of the methods that compare none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The process-reward baseline: GRPO's chains, judged by a process reward model as well."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.grpo import Grpo
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["Prm", "Steps"]
@@ -56,7 +56,7 @@ class Prm:
     name: str = "prm"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         if not 0 <= self.prm_weight <= 1:

@@ -11,7 +11,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.grpo import GroupOfOne, Grpo
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 from graphpo_agent.methods.prefix_pool import PoolOptions
 
 __all__ = ["Pros"]
@@ -41,7 +41,7 @@ class Pros:
     name: str = "pros"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def plan(self, growth: Growth) -> Plan:
         """As GRPO's."""

@@ -1,7 +1,7 @@
 """SPO-chain (arXiv 2505.23564, section 4.1): segments of chains, valued by Monte-Carlo rollouts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 
 __all__ = ["SpoChain"]
 
@@ -64,7 +64,7 @@ class SpoChain:
     name: str = "spo_chain"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         least = {

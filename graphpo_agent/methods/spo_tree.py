@@ -1,7 +1,7 @@
 """SPO-tree: every segment is worth what it adds to the value of its state."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.layered import layer_plan, nested_means
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 
 __all__ = ["SpoTree"]
 
@@ -67,7 +67,7 @@ class SpoTree:
     name: str = "spo_tree"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule)

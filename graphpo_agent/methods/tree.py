@@ -3,8 +3,8 @@
 from typing import Literal
 
 from graphpo_agent.graph.credit import CreditOptions
-from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.method import UNMERGED
 
 __all__ = ["tree"]
 
@@ -17,7 +17,7 @@ def tree(
     """GraphPO with ``merge: none``: every class has one member, so nothing is pooled or saved."""
     return GraphPO(
         schedule=schedule,
-        merging=MergeOptions(merge="none"),
+        merging=UNMERGED,
         reallocate="none",
         credit=credit or CreditOptions(),
         objective=objective,

@@ -1,7 +1,7 @@
 """Tree-GRPO: several trees per prompt, leaves compared within their tree and among all trees."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -13,7 +13,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph, default_trees
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.grpo import GroupOfOne, group_advantages
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["TreeGrpo", "names_trees"]
@@ -56,7 +56,7 @@ class TreeGrpo:
     name: str = "tree_grpo"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         for name, number, least in (

@@ -1,7 +1,7 @@
 """TreePO: a tree of segments of limited width, each leaf compared within all its subtrees."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["TreePO"]
@@ -57,7 +57,7 @@ class TreePO:
     name: str = "treepo"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         for name, number in (("width", self.width), ("divergence", self.divergence)):

@@ -1,7 +1,7 @@
 """TreeRL (arXiv 2506.11902): trees forked at unlikely tokens, edges credited by their leaves."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import cycle, islice
 from typing import Literal
@@ -17,7 +17,7 @@ from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 
 __all__ = ["TreeRL"]
 
@@ -78,7 +78,7 @@ class TreeRL:
     name: str = "treerl"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         numbers = {"trees": self.trees, "forks": self.forks, "copies": self.copies}

@@ -1,7 +1,7 @@
 """TreeRPO: every step is compared with its siblings by the reward expected after it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.layered import layer_plan, nested_means
-from graphpo_agent.methods.method import Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
 
 __all__ = ["TreeRpo"]
 
@@ -48,7 +48,7 @@ class TreeRpo:
     name: str = "treerpo"
     needs_states: bool = False
     whiten: Whiten = "none"
-    merging: MergeOptions = field(default_factory=lambda: MergeOptions(merge="none"))
+    merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule)
