@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,52 +34,28 @@ _COUNTS = ("total",)
 """Columns that hold whole numbers."""
 
 
-_FIELDS = frozenset(field.name for field in fields(MergeOptions))
-_GRAPHPO = {
-    "merge": ("similarity", "none"),
-    "merge_threshold": (),
-    "merge_terminals": ("same_reward", "never"),
-    "max_layer_gap": (),
-    "guard": ("numbers", "none"),
-    "pool_weight": (),
-    "efficiency_weight": (),
-    "efficiency_combine": ("mean", "sum"),
-    "singleton": ("zero", "inherit"),
-    "backup": ("leaf", "mean", "class"),
-    "normalize": ("std", "none", "rms"),
-    "trajectory_weight": (),
+_THRESHOLD = {"merge_threshold": "threshold"}
+"""What an option is called in ``MergeOptions``, where that is another name."""
+_GRAPHPO = (
+    *("merge", "merge_threshold", "merge_terminals", "max_layer_gap", "guard"),
+    *(field.name for field in fields(CreditOptions)),
+)
+_SETTINGS: Mapping[str, Sequence[str]] = {
+    "graphpo": _GRAPHPO,
+    "tree": _GRAPHPO,
+    "grpo": ("normalize", "singleton"),
+    "dapo": ("max_length", "overlong_buffer", "overlong_factor", "singleton"),
+    "treerl": ("select", "weighting"),
+    "spo_tree": ("normalize", "singleton", "drop_zero", "max_probability", "whiten"),
+    "spo_chain": ("max_probability", "whiten"),
+    "tree_grpo": ("kept", "singleton"),
+    "treepo": ("aggregate", "whiten"),
+    "treerpo": ("normalize", "singleton"),
+    "prm": ("steps", "prm_weight"),
 }
-_TREE = {**_GRAPHPO, "merge": ("none",)}
-_MERGING = {"merge_threshold": "threshold"}
-"""Names that an option has in ``MergeOptions``."""
-_CHAIN = {"normalize": ("std", "none"), "singleton": ("raw", "zero")}
-_WHITEN = {"whiten": ("none", "batch")}
-_SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "grpo": _CHAIN,
-    "dapo": {
-        "max_length": (),
-        "overlong_buffer": (),
-        "overlong_factor": (),
-        "singleton": _CHAIN["singleton"],
-    },
-    "treerl": {"select": (), "weighting": ("sqrt", "uniform", "paper")},
-    "spo_tree": {
-        "normalize": ("none", "std"),
-        "singleton": _GRAPHPO["singleton"],
-        "drop_zero": (),
-        "max_probability": (),
-    }
-    | _WHITEN,
-    "spo_chain": {"max_probability": ()} | _WHITEN,
-    "tree_grpo": {"kept": (), "singleton": _CHAIN["singleton"]},
-    "treepo": {"aggregate": ("average", "group_size")} | _WHITEN,
-    "treerpo": {"normalize": ("std", "none"), "singleton": _GRAPHPO["singleton"]},
-    "prm": {"steps": ("response", "edges"), "prm_weight": ()},
-}
-"""Each method's options with their values (none: numbers)."""
+"""Each method's options; their values are those of its fields."""
 
-
-OPTIONS = frozenset(_GRAPHPO).union(*_SETTINGS.values())
+OPTIONS = frozenset[str]().union(*_SETTINGS.values())
 """All options that some method has."""
 
 
@@ -99,30 +76,38 @@ def scoring_method(name: str, options: Mapping[str, Any]) -> Method:
             "pros chooses what to continue from one iteration to the next and credits each with "
             "GRPO: a file of graphs is scored with --method grpo"
         )
-    graphpo = name in ("graphpo", "tree")
-    known: Mapping[str, tuple[str, ...]] = _TREE if name == "tree" else _GRAPHPO
-    if not graphpo:
-        known = _SETTINGS[name]
     for option, value in options.items():
-        flag = f"--{option.replace('_', '-')}"
-        if option not in known:
-            theirs = ", ".join(f"--{x.replace('_', '-')}" for x in known)
-            raise ConfigError(f"{flag} is not a setting of {name}, which has {theirs}")
-        if (name, option, value) == ("spo_chain", "max_probability", None):
-            raise ConfigError("--max-probability none is not a setting of spo_chain: give a number")
-        if known[option] and value not in known[option]:
-            raise ConfigError(
-                f"{flag} {value} is not a setting of {name}: use {' or '.join(known[option])}"
-            )
-    if not graphpo:
+        _check_option(name, option, value)
+    if name in CLASSES:
         return CLASSES[name](**options)
-    merging = MergeOptions(
-        **{_MERGING.get(x, x): y for x, y in options.items() if _MERGING.get(x, x) in _FIELDS}
-    )
-    credit = CreditOptions(
-        **{x: y for x, y in options.items() if _MERGING.get(x, x) not in _FIELDS}
-    )
+    named = {_THRESHOLD.get(option, option): value for option, value in options.items()}
+    of_merging = {field.name for field in fields(MergeOptions)} & named.keys()
+    merging = MergeOptions(**{option: named.pop(option) for option in of_merging})
+    credit = CreditOptions(**named)
     return tree(credit=credit) if name == "tree" else GraphPO(merging=merging, credit=credit)
+
+
+def _check_option(name: str, option: str, value: Any) -> None:
+    """Raise ConfigError where a method has no such option, or not this value of it."""
+    flag = f"--{option.replace('_', '-')}"
+    if option not in _SETTINGS[name]:
+        theirs = ", ".join(f"--{other.replace('_', '-')}" for other in _SETTINGS[name])
+        raise ConfigError(f"{flag} is not a setting of {name}, which has {theirs}")
+    kind = _kinds(name)[_THRESHOLD.get(option, option)]
+    if value is None and NoneType not in get_args(kind):
+        raise ConfigError(f"{flag} none is not a setting of {name}: give a number")
+    values = get_args(kind) if get_origin(kind) is Literal else ()
+    if (name, option) == ("tree", "merge"):
+        values = ("none",)
+    if values and value not in values:
+        raise ConfigError(f"{flag} {value} is not a setting of {name}: use {' or '.join(values)}")
+
+
+def _kinds(name: str) -> dict[str, Any]:
+    """The types of a method's settings."""
+    if name in CLASSES:
+        return get_type_hints(CLASSES[name])
+    return get_type_hints(MergeOptions) | get_type_hints(CreditOptions)
 
 
 def score_file(
