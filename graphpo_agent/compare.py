@@ -17,6 +17,7 @@ from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_above
 from graphpo_agent.plain_text import plain_text
+from graphpo_agent.report.checkpoints import step_of
 from graphpo_agent.report.compare_page import comparison_tables, write_comparison
 from graphpo_agent.report.compare_stats import read_comparison, read_outcome, run_path
 from graphpo_agent.report.console import TimeLeft
@@ -255,8 +256,7 @@ def _is_complete(run: _Run) -> bool:
     if not checkpoints or not (run.directory.path / "report.html").is_file():
         return False
     metrics = read_run(run.directory.path).metrics
-    newest = int(checkpoints[-1].name.removeprefix("step-"))
-    return metrics.last("progress") >= 1.0 and metrics.steps[-1] == newest
+    return metrics.last("progress") >= 1.0 and metrics.steps[-1] == step_of(checkpoints[-1])
 
 
 def _train(runs: Sequence[_Run], complete: set[str], jobs: int) -> None:
@@ -326,7 +326,7 @@ def _beginning(run: _Run) -> str:
     checkpoints = run.directory.checkpoints()
     if not checkpoints:
         return "begins"
-    return f"goes on from step {int(checkpoints[-1].name.removeprefix('step-'))}"
+    return f"goes on from step {step_of(checkpoints[-1])}"
 
 
 def _ending(run: _Run) -> str:

@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -158,16 +158,8 @@ class _Sender(RunConsole):
 
     def __init__(self, sender: Connection) -> None:
         super().__init__()
+        self._console.quiet = True
         self._sender = sender
-
-    def tell(self, lines: Sequence[str]) -> None:
-        pass
-
-    def start(self, total_steps: int | None) -> None:
-        pass
-
-    def working(self, describe: Callable[[], str]) -> None:
-        pass
 
     def step(self, metrics: Mapping[str, float]) -> None:
         try:
