@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 
 from graphpo_agent.encoder import EncoderEmbedder, Pooling
-from graphpo_agent.errors import ModelError, ToolError
+from graphpo_agent.errors import ModelError, ToolError, first_line
 from graphpo_agent.pretrained import check_place, why_not_loaded
 
 __all__ = [
@@ -147,8 +147,7 @@ def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ToolError(f"device {device!r} cannot be used: {reason}") from error
+        raise ToolError(f"device {device!r} cannot be used: {first_line(error)}") from error
 
 
 def _preset_of(model: str) -> str | None:

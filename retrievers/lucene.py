@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_line
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
@@ -79,7 +79,7 @@ class LuceneRetriever:
         try:
             searcher = self._autoclass("io.anserini.search.SimpleSearcher")(str(place))
         except java_exception() as error:
-            reason = str(error).split("\n", 1)[0]
+            reason = first_line(error)
             raise ToolError(f"{place}: the Lucene index cannot be read ({reason})") from error
         searcher.set_bm25(k1, b)
         # A query may have any number of words; Lucene refuses 1025.

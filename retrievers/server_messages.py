@@ -17,6 +17,7 @@ import orjson
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.checks import check_counts
+from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
 
 __all__ = ["Bounds", "Refusal", "RetrieveRequest", "parse_access", "parse_retrieve", "render"]
@@ -152,4 +153,4 @@ def _strings(fields: Mapping[str, Any], name: str, bounds: Bounds) -> list[str]:
                 f"{name}[{number}] has {len(value)} characters, at most "
                 f"{bounds.max_query_chars} are allowed",
             )
-    return [value.encode("utf-8", "replace").decode() for value in values]
+    return [plain_text(value) for value in values]

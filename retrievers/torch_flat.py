@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_line
 
 __all__ = ["TorchFlat"]
 
@@ -31,10 +31,10 @@ class TorchFlat:
         try:
             self._vectors = torch.empty(vectors.shape, dtype=dtype, device=device)
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).strip().split("\n", 1)[0]
             need = vectors.size * dtype.itemsize / 1e9
             raise ToolError(
-                f"dense index: {need:.1f} GB of vectors do not go to {device!r}: {reason}"
+                f"dense index: {need:.1f} GB of vectors do not go to {device!r}: "
+                f"{first_line(error)}"
             ) from error
         for start in range(0, len(vectors), _BLOCK_ROWS):
             block = np.array(vectors[start : start + _BLOCK_ROWS])
