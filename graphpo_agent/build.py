@@ -58,7 +58,6 @@ from graphpo_agent.protocols import (
     Engine,
     Expander,
     Policy,
-    RewardFn,
     StepScorer,
     Tokenizer,
     Tool,
@@ -263,7 +262,7 @@ def build_grower(config: RunConfig) -> Grower:
     describer, embedder = build_state(config.state)
     return Grower(
         expander=build_expander(config.mode),
-        reward_fn=_reward(config.reward),
+        reward_fn=callable_of(config.reward, "task", "outcome"),
         describer=describer,
         embedder=embedder,
         truncated=config.truncated,
@@ -355,7 +354,3 @@ def _dialect(mode: AgentMode, signatures: Mapping[str, ToolSignature]) -> Dialec
         return ASearcherDialect(mode.prompt_template)
     assert isinstance(dialect, HermesDialectConfig)
     return HermesDialect(signatures, dialect.system_prompt, mode.prompt_template, dialect.documents)
-
-
-def _reward(reward: str | Mapping[str, Any]) -> RewardFn:
-    return callable_of(reward, "task", "outcome")

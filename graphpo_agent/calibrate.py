@@ -8,11 +8,7 @@ import numpy as np
 import torch
 import yaml
 
-from graphpo_agent.build import (
-    build_grower,
-    build_policy,
-    build_sampling,
-)
+from graphpo_agent.build import build_grower, build_policy, build_sampling
 from graphpo_agent.build_method import build_method
 from graphpo_agent.build_state import build_state
 from graphpo_agent.calibration_files import summary, write_calibration

@@ -64,7 +64,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse; overrides may stand before and after options."""
     options, rest = _parser().parse_known_args(arguments)
     takes_overrides = "overrides" in options
-    strange = [a for a in rest if a.startswith("-") or not (takes_overrides and _overrides(a))]
+    strange = [a for a in rest if a.startswith("-") or not (takes_overrides and _is_override(a))]
     if strange:
         options.parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if rest:
@@ -72,7 +72,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _overrides(argument: str) -> bool:
+def _is_override(argument: str) -> bool:
     """Whether an argument is an override: ``key=value`` or a further configuration file."""
     return "=" in argument or argument.endswith((".yaml", ".yml"))
 

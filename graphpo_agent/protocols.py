@@ -36,6 +36,7 @@ __all__ = [
     "Expander",
     "PageReader",
     "Policy",
+    "PromptOpener",
     "Retriever",
     "RewardFn",
     "Scheduler",

@@ -36,11 +36,7 @@ from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.checkpoints import read_json
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
-from graphpo_agent.report.run_dir import (
-    Progress,
-    RunDirectory,
-    command_line,
-)
+from graphpo_agent.report.run_dir import Progress, RunDirectory, command_line
 from graphpo_agent.report.watch import Watch
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of

@@ -34,6 +34,7 @@ __all__ = [
     "StepStatus",
     "Task",
     "ToolResult",
+    "check_lengths",
 ]
 
 Message = Mapping[str, str]

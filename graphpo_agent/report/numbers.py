@@ -30,13 +30,13 @@ def signed(value: float, digits: int) -> str:
     return ("+" if value > 0 else "−") + text
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float) -> str:
     """A share in [0, 1] as percent.
 
     >>> percent(0.634)
     '63.4%'
     """
-    return f"{100 * share:.{digits}f}%" if math.isfinite(share) else UNDEFINED
+    return f"{100 * share:.1f}%" if math.isfinite(share) else UNDEFINED
 
 
 def compact(value: float) -> str:

@@ -89,12 +89,11 @@ def curve_with_band(
         figure.savefig(path, dpi=200, metadata=metadata)
 
 
-def confidence_half_width(y: NDArray[np.float64], confidence: float = 0.95) -> NDArray[np.float64]:
-    """Half the width of the Student-t confidence interval of each column's mean.
+def confidence_half_width(y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half the width of the 95 % Student-t confidence interval of each column's mean.
 
     Args:
         y: [num_seeds, num_points], NaN where absent.
-        confidence: in (0, 1).
 
     Returns:
         [num_points]; NaN where fewer than two values are present.
@@ -104,7 +103,7 @@ def confidence_half_width(y: NDArray[np.float64], confidence: float = 0.95) -> N
     for count in np.unique(counts[counts >= 2]).tolist():
         columns = np.flatnonzero(counts == count)
         error = np.nanstd(y[:, columns], axis=0, ddof=1) / np.sqrt(count)
-        half_width[columns] = t_quantile(count - 1, confidence) * error
+        half_width[columns] = t_quantile(count - 1) * error
     return half_width
 
 
