@@ -88,7 +88,14 @@ __all__ = [
     "compute_options",
     "device_of",
     "gib",
+    "set_threads",
 ]
+
+
+def set_threads(threads: int | None) -> None:
+    """How many CPU threads torch uses; None leaves its own choice."""
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def build_engine(config: RunConfig) -> Engine:

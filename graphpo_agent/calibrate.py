@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 import yaml
 
-from graphpo_agent.build import build_grower, build_policy, build_sampling
+from graphpo_agent.build import build_grower, build_policy, build_sampling, set_threads
 from graphpo_agent.build_method import build_method
 from graphpo_agent.build_state import build_state
 from graphpo_agent.calibration_files import summary, write_calibration
@@ -71,8 +70,7 @@ def calibrate_command(
     directory = Path(os.path.realpath(out))  # of a link, what it leads to
     _check_directory(directory)
     config = load_config(RunConfig, config_path, overrides)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     choices = load_states(config_path, overrides, states)
     graphs = list(read_graphs(graphs_path))
     own = [*config.tasks.train, config.tasks.heldout]

@@ -13,6 +13,7 @@ from graphpo_agent.build import (
     build_sft_engine,
     build_step_scoring,
     check_named,
+    set_threads,
 )
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
@@ -41,7 +42,6 @@ from graphpo_agent.toy import make_toy
 from graphpo_agent.train_run import (
     check_new_run,
     check_run,
-    set_threads,
     train_run,
     write_run_report,
 )

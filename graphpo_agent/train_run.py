@@ -1,12 +1,12 @@
 """One training run from its configuration to its report: what ``train`` and ``compare`` share."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from graphpo_agent.build import check_named, check_precision
+from graphpo_agent.build import check_named, check_precision, set_threads
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
@@ -32,7 +32,6 @@ __all__ = [
     "changed_settings",
     "check_new_run",
     "check_run",
-    "set_threads",
     "train_run",
     "write_run_report",
 ]
@@ -90,12 +89,6 @@ def check_new_run(config: RunConfig) -> None:
             RunDirectory(path).check_new()
 
 
-def set_threads(threads: int | None) -> None:
-    """How many CPU threads torch uses; None leaves its own choice."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
 def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> FinishedRun:
     """Train as a checked configuration says, and write the report.
 
@@ -112,18 +105,8 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     path = resume or Path(config.output)
     title, budget = f"{config.method.name} → {path}", describe_budget(config)
     setup = prepare(config, lambda lines: console.tell([title, *lines, *budget]))
-    with locked(path):
-        if resume is None:
-            run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
-        else:
-            run = RunDirectory.existing(path)
-            run.check_manifest()
-            console.tell(_changes(run, config))
-        console.start(config.train.steps)
-        try:
-            after = train(config, setup, run, console, resume is not None)
-        finally:
-            console.close()
+    with _begun(config, path, resume is not None, console) as run:
+        after = train(config, setup, run, console, resume is not None)
     model = None
     if config.model.lora is not None:
         model = run.path / "model"
@@ -141,25 +124,30 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         if resume is not None:
             run.record_resume(dump_config(config), command_line())
 
-    with locked(path):
-        if resume is None:
-            run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
-        else:
-            run = RunDirectory.existing(path)
-            run.check_manifest()
+    with _begun(config, path, resume is not None, console) as run:
+        if resume is not None:
             rewind_logs(run)
-            console.tell(_changes(run, config))
-        console.start(config.train.steps)
-        try:
-            train_through_verl(config, run, console, resume is not None, going, left_out)
-        finally:
-            console.close()
+        train_through_verl(config, run, console, resume is not None, going, left_out)
     return _finished(run, config, after=None, model=None)
 
 
-def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
-    """What is another from now on, in lines for the reader."""
-    return [f"from here on {change}" for change in changed_settings(run, config)]
+@contextmanager
+def _begun(
+    config: RunConfig, path: Path, resumes: bool, console: RunConsole
+) -> Iterator[RunDirectory]:
+    """Hold the directory of a run that begins, or of the one that goes on, and show its bar."""
+    with locked(path):
+        if resumes:
+            run = RunDirectory.existing(path)
+            run.check_manifest()
+            console.tell([f"from here on {change}" for change in changed_settings(run, config)])
+        else:
+            run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
+        console.start(config.train.steps)
+        try:
+            yield run
+        finally:
+            console.close()
 
 
 def changed_settings(run: RunDirectory, config: RunConfig) -> list[str]:
