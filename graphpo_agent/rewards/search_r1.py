@@ -25,7 +25,7 @@ from graphpo_agent.types import Outcome, Task
 __all__ = [
     "CallTag",
     "SearchR1Reward",
-    "check_call_tag",
+    "check_terms",
     "is_retrieved",
     "is_well_formed",
     "tag_letters",
@@ -83,14 +83,18 @@ def _hermes_letter(part: str, is_tag: bool) -> str:
     return letter.lower() if part[1] == "/" else letter
 
 
-def check_call_tag(tag: str) -> None:
-    """Check a setting of a reward that a configuration gives.
+def check_terms(structure_format_score: float, retrieval_score: float, call_tag: str) -> None:
+    """Check the settings that both rewards with format terms have.
 
     Raises:
-        ConfigError: it is no ``CallTag``.
+        ConfigError: a term outside [0, 1], both above 1 together, or no ``CallTag``.
     """
-    if tag not in get_args(CallTag):
-        raise ConfigError(f"call_tag must be {' or '.join(get_args(CallTag))}, found {tag!r:.40}")
+    if call_tag not in get_args(CallTag):
+        known = " or ".join(get_args(CallTag))
+        raise ConfigError(f"call_tag must be {known}, found {call_tag!r:.40}")
+    check_unit("structure_format_score", structure_format_score)
+    check_unit("retrieval_score", retrieval_score)
+    check_unit("structure_format_score + retrieval_score", structure_format_score + retrieval_score)
 
 
 def is_retrieved(task: Task, outcome: Outcome) -> bool:
@@ -136,13 +140,8 @@ class SearchR1Reward:
             ConfigError: a term outside [0, 1], structure and retrieval above 1 together, or
                 another tag.
         """
-        check_call_tag(call_tag)
-        check_unit("structure_format_score", structure_format_score)
+        check_terms(structure_format_score, retrieval_score, call_tag)
         check_unit("final_format_score", final_format_score)
-        check_unit("retrieval_score", retrieval_score)
-        check_unit(
-            "structure_format_score + retrieval_score", structure_format_score + retrieval_score
-        )
         self._structure = structure_format_score
         self._final = final_format_score
         self._retrieval = retrieval_score

@@ -5,10 +5,10 @@ else, web agents among it, by this. ``graphpo_agent.rewards.transcripts`` has th
 a whole transcript instead.
 """
 
-from graphpo_agent.rewards.qa import Unit, accepted, answer_f1, check_unit
+from graphpo_agent.rewards.qa import Unit, accepted, answer_f1
 from graphpo_agent.rewards.search_r1 import (
     CallTag,
-    check_call_tag,
+    check_terms,
     is_retrieved,
     is_well_formed,
 )
@@ -50,12 +50,7 @@ class TreeGrpoReward:
         Raises:
             ConfigError: a term outside [0, 1], both above 1 together, or another tag.
         """
-        check_call_tag(call_tag)
-        check_unit("structure_format_score", structure_format_score)
-        check_unit("retrieval_score", retrieval_score)
-        check_unit(
-            "structure_format_score + retrieval_score", structure_format_score + retrieval_score
-        )
+        check_terms(structure_format_score, retrieval_score, call_tag)
         self._structure = structure_format_score
         self._retrieval = retrieval_score
         self._call_tag: CallTag = call_tag
