@@ -16,6 +16,7 @@ from graphpo_agent.plain_text import plain_text
 from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.charts import Line, line_chart
 from graphpo_agent.report.drawing import LONG_FACTS, MAX_NODES, draw_graph, node_facts
+from graphpo_agent.report.metrics import num_merged
 from graphpo_agent.report.numbers import UNDEFINED, compact, duration, percent, signed
 from graphpo_agent.report.panels import PANELS, Panel
 from graphpo_agent.report.render import render
@@ -115,14 +116,8 @@ def choose_graph(path: Path) -> tuple[RolloutGraph, int] | None:
 def _rank(graph: RolloutGraph) -> tuple[bool, bool, int, int]:
     rewards = graph.reward[graph.terminal]
     mixed = bool(len(rewards) and rewards.min() < rewards.max())
-    merged = 0 if graph.given_classes is None else _num_merged(graph.given_classes)
+    merged = 0 if graph.given_classes is None else num_merged(graph.given_classes)
     return graph.num_nodes <= MAX_NODES, mixed, merged, graph.num_nodes
-
-
-def _num_merged(classes: Sequence[int] | np.ndarray) -> int:
-    """Nodes that share their class with another node."""
-    _, counts = np.unique(np.asarray(classes), return_counts=True)
-    return int(counts[counts > 1].sum())
 
 
 def _graph_section(
@@ -143,7 +138,7 @@ def _graph_section(
         "num_nodes": graph.num_nodes,
         "num_drawn": min(graph.num_nodes, MAX_NODES),
         "num_classes": int((counts > 1).sum()),
-        "num_merged": int(counts[counts > 1].sum()),
+        "num_merged": num_merged(credit.classes),
         "num_right": int((rewards == 1).sum()),
         "num_terminals": len(rewards),
         "fact_names": [name for name in names if name not in LONG_FACTS],

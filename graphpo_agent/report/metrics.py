@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.rollout.grow import Rollout
 
-__all__ = ["credit_metrics", "rollout_metrics"]
+__all__ = ["credit_metrics", "num_merged", "rollout_metrics"]
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -32,7 +33,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "rollout/nodes": _mean([graph.num_nodes for graph in graphs]),
         "rollout/terminals": _mean([len(r) for r in rewards]),
         "rollout/left_out": _mean([r.left_out[v] for r in rollouts for v in r.graph.leaves]),
-        "rollout/merge_rate": sum(_merged(rollout) for rollout in rollouts) / max(1, edges),
+        "rollout/merge_rate": sum(num_merged(rollout.classes) for rollout in rollouts)
+        / max(1, edges),
         **{f"rollout/status/{name}": n / max(1, edges) for name, n in statuses.items()},
         "tokens/generated": generated,
         "tokens/prefilled": sum(rollout.ledger.prefilled_tokens for rollout in rollouts),
@@ -56,10 +58,9 @@ def credit_metrics(credits: Sequence[Credit]) -> dict[str, float]:
     return metrics
 
 
-def _merged(rollout: Rollout) -> int:
+def num_merged(classes: NDArray[np.int64]) -> int:
     """Nodes that share their class with another node."""
-    sizes = np.bincount(rollout.classes)
-    return int(np.count_nonzero(sizes[rollout.classes] > 1))
+    return int(np.count_nonzero(np.bincount(classes)[classes] > 1))
 
 
 def _column(credits: Sequence[Credit], name: str) -> np.ndarray | None:

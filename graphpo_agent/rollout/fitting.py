@@ -17,6 +17,7 @@ class _Opened:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
 class Prompts:
     """A model's prompts without its weights (``graphpo_agent.protocols.PromptOpener``).
 
@@ -27,10 +28,8 @@ class Prompts:
         max_context_tokens: what a context of its may hold.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_context_tokens: int) -> None:
-        """Args: as the attributes."""
-        self.tokenizer = tokenizer
-        self.max_context_tokens = max_context_tokens
+    tokenizer: Tokenizer
+    max_context_tokens: int
 
     def open(self, token_ids: Sequence[int]) -> Context:
         """The length of a prompt."""
