@@ -2,24 +2,22 @@
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM
 
 from graphpo_agent.errors import ModelError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.plain_text import plain_text
-from graphpo_agent.pretrained import load_pretrained
+from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained
 from graphpo_agent.types import Message
 
 __all__ = ["LocalChat"]
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class LocalChat:
@@ -39,7 +37,7 @@ class LocalChat:
         path: str | Path,
         *,
         device: str = "cpu",
-        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        dtype: Dtype = "float32",
         max_context_tokens: int = 8192,
     ) -> None:
         """Load the model.
@@ -57,15 +55,13 @@ class LocalChat:
         """
         self._path = str(path)
         check_counts(f"model {path}", max_context_tokens=max_context_tokens)
-        if dtype not in _DTYPES:
-            raise ModelError(f"model {path}: dtype {dtype!r} is unknown; use {', '.join(_DTYPES)}")
         self._tokenizer, self._model = load_pretrained(
-            "language model", self._path, AutoModelForCausalLM, device=device, dtype=_DTYPES[dtype]
+            "language model", self._path, AutoModelForCausalLM, device=device, dtype=dtype
         )
         if self._tokenizer.chat_template is None:
             raise ModelError(f"model {path} has no chat template; use an instruction-tuned model")
         self._max_context_tokens = max_context_tokens
-        self._control = _control_tokens(self._tokenizer)
+        self._control = _spelled(control_tokens(self._tokenizer))
         self._lock = threading.Lock()
 
     def reply(self, messages: Sequence[Message], max_tokens: int) -> str:
@@ -117,11 +113,9 @@ class LocalChat:
         return self._tokenizer(plain_text(text), add_special_tokens=False)["input_ids"]
 
 
-def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Matches the spelling of every token that only a template may produce."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    spellings = {*added, *tokenizer.all_special_tokens}
-    longest_first = sorted(spellings, key=len, reverse=True)
+def _spelled(tokens: Collection[str]) -> re.Pattern[str]:
+    """Matches the spelling of every one of these tokens."""
+    longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)))
 
 

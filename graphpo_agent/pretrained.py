@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -11,7 +11,17 @@ from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.errors import ModelError, first_line
 
-__all__ = ["check_place", "load_pretrained", "save_pretrained", "why_not_loaded"]
+__all__ = [
+    "Dtype",
+    "check_place",
+    "control_tokens",
+    "load_pretrained",
+    "save_pretrained",
+    "why_not_loaded",
+]
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def check_place(kind: str, name: str) -> None:
@@ -42,7 +52,7 @@ def load_pretrained(
     auto_class: Any,
     *,
     device: str,
-    dtype: torch.dtype = torch.float32,
+    dtype: Dtype = "float32",
     optional: str = "\0",
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """A tokenizer and a complete model for inference; a directory is read without the network.
@@ -59,8 +69,10 @@ def load_pretrained(
 
     Raises:
         ModelError: there is no usable model or tokenizer at ``name``, weights are missing, or
-            there is no such device.
+            there is no such device or dtype.
     """
+    if dtype not in _DTYPES:
+        raise ModelError(f"{kind} {name}: dtype {dtype!r} is unknown; use {', '.join(_DTYPES)}")
     check_place(kind, name)
     local = Path(name).is_dir()
     transformers_logging.disable_progress_bar()
@@ -69,7 +81,7 @@ def load_pretrained(
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         model, info = auto_class.from_pretrained(
-            name, dtype=dtype, local_files_only=local, output_loading_info=True
+            name, dtype=_DTYPES[dtype], local_files_only=local, output_loading_info=True
         )
         model = model.to(torch.device(device)).eval()
     except Exception as error:  # of no narrower kind, where a file is damaged
@@ -105,3 +117,12 @@ def save_pretrained(directory: Path, *parts: Any) -> None:
             raise
         number = int(said[1])
         raise OSError(number, os.strerror(number)) from error
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """The spellings of all tokens that only a template may produce.
+
+    Example: ``{"<|im_start|>", "<|im_end|>", "<|endoftext|>"}``
+    """
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return frozenset((*added, *tokenizer.all_special_tokens))

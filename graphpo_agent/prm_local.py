@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
@@ -14,7 +14,6 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForTokenClassification,
-    PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2Model,
     Qwen2PreTrainedModel,
@@ -24,14 +23,12 @@ from transformers.utils.hub import cached_file
 
 from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.net.checks import check_counts
-from graphpo_agent.pretrained import load_pretrained
+from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained
 from graphpo_agent.prm_text import STEP_TOKEN, step_messages, without_control
-from graphpo_agent.protocols import SteppedResponse
+from graphpo_agent.types import SteppedResponse
 
 __all__ = ["LocalStepScorer", "PrefixScorer"]
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KIND = "process reward model"
 _BROKEN_FILE = (OSError, RuntimeError, ValueError, EOFError, TypeError, pickle.UnpicklingError)
 
@@ -54,13 +51,10 @@ class _LocalScorer:
     ) -> None:
         self._path = str(model)
         check_counts(f"{_KIND} {model}", batch_size=batch_size, max_tokens=max_tokens)
-        if dtype not in _DTYPES:
-            known = ", ".join(_DTYPES)
-            raise ModelError(f"{_KIND} {model}: dtype {dtype!r} is unknown; use {known}")
         self._tokenizer, self._model = load_pretrained(
-            _KIND, self._path, auto_class, device=device, dtype=_DTYPES[dtype]
+            _KIND, self._path, auto_class, device=device, dtype=dtype
         )
-        self._control = _control_tokens(self._tokenizer)
+        self._control = control_tokens(self._tokenizer)
         self._batch_size = batch_size
         self._max_tokens = max_tokens
         self._too_long = 0
@@ -287,12 +281,6 @@ class _AutoStepModel:
         return auto_class.from_pretrained(
             name, config=config, local_files_only=local_files_only, **options
         )
-
-
-def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """The spellings of all tokens that only a template may produce."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return frozenset((*added, *tokenizer.all_special_tokens))
 
 
 def _reward_head(name: str, width: int) -> nn.Linear:
