@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from graphpo_agent.protocols import SteppedResponse
+from graphpo_agent.types import SteppedResponse
 
 __all__ = ["STEP_TOKEN", "step_messages", "without_control"]
 

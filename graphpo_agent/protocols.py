@@ -1,7 +1,6 @@
 """What the parts ask of each other. Nothing here imports an implementation."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -24,8 +23,10 @@ from graphpo_agent.types import (
     SamplingParams,
     StateDescription,
     Step,
+    SteppedResponse,
     Task,
     ToolResult,
+    TurnBreak,
 )
 
 __all__ = [
@@ -42,10 +43,8 @@ __all__ = [
     "Scheduler",
     "StateDescriber",
     "StepScorer",
-    "SteppedResponse",
     "Tokenizer",
     "Tool",
-    "TurnBreak",
 ]
 
 S = TypeVar("S")
@@ -80,24 +79,9 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def turn_break(self, role: str) -> "TurnBreak":
+    def turn_break(self, role: str) -> TurnBreak:
         """What the chat template puts around a message that replies to the policy."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class TurnBreak:
-    r"""Token ids around a reply that is a message of its own.
-
-    They end the policy's turn and open the reply's message, then end this message and open the
-    policy's next turn.
-
-    Example (ChatML): ``<|im_end|>\n<|im_start|>user\n`` and
-    ``<|im_end|>\n<|im_start|>assistant\n``.
-    """
-
-    opening: tuple[int, ...]
-    closing: tuple[int, ...]
 
 
 class PromptOpener(Protocol):
@@ -306,17 +290,6 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[num_texts, dimension]; a row of zeros is similar to nothing."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SteppedResponse:
-    """An answer in steps, as a process reward model reads it.
-
-    Example: ``SteppedResponse("What is 2 + 2 + 2?", ("2 + 2 is 4.", "4 + 2 is 6."))``
-    """
-
-    question: str
-    steps: tuple[str, ...]
 
 
 @runtime_checkable

@@ -32,8 +32,10 @@ __all__ = [
     "StateDescription",
     "Step",
     "StepStatus",
+    "SteppedResponse",
     "Task",
     "ToolResult",
+    "TurnBreak",
     "check_lengths",
 ]
 
@@ -87,6 +89,21 @@ class Demonstration:
     messages: tuple[Message, ...]
     pieces: tuple[Piece, ...]
     ends: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBreak:
+    r"""Token ids around a reply that is a message of its own.
+
+    They end the policy's turn and open the reply's message, then end this message and open the
+    policy's next turn.
+
+    Example (ChatML): ``<|im_end|>\n<|im_start|>user\n`` and
+    ``<|im_end|>\n<|im_start|>assistant\n``.
+    """
+
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
 
 
 class Context(Protocol):
@@ -247,6 +264,17 @@ class Step:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.loss_mask) == len(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedResponse:
+    """An answer in steps, as a process reward model reads it.
+
+    Example: ``SteppedResponse("What is 2 + 2 + 2?", ("2 + 2 is 4.", "4 + 2 is 6."))``
+    """
+
+    question: str
+    steps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from graphpo_agent.data.toy_model import make_toy_tokenizer
 from graphpo_agent.errors import GraphPOError, ModelError
 from graphpo_agent.prm_local import LocalStepScorer, PrefixScorer
 from graphpo_agent.prm_text import step_messages, without_control
-from graphpo_agent.protocols import SteppedResponse, StepScorer
+from graphpo_agent.protocols import StepScorer
+from graphpo_agent.types import SteppedResponse
 
 WORDS = "two plus two is four . so six ! what"
 LONG = SteppedResponse("what is two plus two", ("two plus two", " is four", " .", "so six !" * 3))

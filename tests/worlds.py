@@ -15,8 +15,7 @@ from typing import Any
 
 from graphpo_agent.cli import main
 from graphpo_agent.net.failures import CallFailed
-from graphpo_agent.protocols import SteppedResponse
-from graphpo_agent.types import Outcome, PathState, Step, Task
+from graphpo_agent.types import Outcome, PathState, Step, SteppedResponse, Task
 
 ROOT = Path(__file__).parent.parent
 SIZES = ["num_train=24", "num_heldout=8", "num_demonstrations=64"]

@@ -25,8 +25,7 @@ from transformers import (
 from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.pretrained import why_not_loaded
-from graphpo_agent.protocols import TurnBreak
-from graphpo_agent.types import Message, Prompt
+from graphpo_agent.types import Message, Prompt, TurnBreak
 
 __all__ = ["HfTokenizer", "check_model_directory"]
 

@@ -15,7 +15,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.prm_text import STEP_TOKEN, step_messages
-from graphpo_agent.protocols import SteppedResponse
+from graphpo_agent.types import SteppedResponse
 
 __all__ = ["VllmStepScorer"]
 

@@ -6,8 +6,9 @@ from typing import Literal
 import numpy as np
 
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.protocols import Scheduler, SteppedResponse, StepScorer, Tokenizer
+from graphpo_agent.protocols import Scheduler, StepScorer, Tokenizer
 from graphpo_agent.rollout.grow import Rollout
+from graphpo_agent.types import SteppedResponse
 
 __all__ = ["StepScoring"]
 

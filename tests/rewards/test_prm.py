@@ -5,8 +5,9 @@ import pytest
 
 from graphpo_agent.errors import QuotaError, ToolError
 from graphpo_agent.net.store import CallStore
-from graphpo_agent.protocols import Counting, SteppedResponse, StepScorer
+from graphpo_agent.protocols import Counting, StepScorer
 from graphpo_agent.rewards.prm import VllmStepScorer
+from graphpo_agent.types import SteppedResponse
 from tests.net.servers import always, answer, in_turn, serving
 
 RESPONSE = SteppedResponse("2 + 2 + 2?", ("2 + 2 is 4.", "4 + 2 is 6."))

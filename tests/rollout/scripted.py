@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphpo_agent.protocols import Expander, Policy, StateDescriber, TurnBreak
+from graphpo_agent.protocols import Expander, Policy, StateDescriber
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.types import (
     Completion,
@@ -19,6 +19,7 @@ from graphpo_agent.types import (
     StateDescription,
     Step,
     ToolResult,
+    TurnBreak,
 )
 
 EOS, START, END_OF_MESSAGE = 256, 257, 258

@@ -16,11 +16,19 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.net.failures import CallFailed
-from graphpo_agent.protocols import SteppedResponse
 from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.rollout.summarize import KeyDescriber
-from graphpo_agent.types import NO_PREFIX, Outcome, PathState, Prefix, SamplingParams, Step, Task
+from graphpo_agent.types import (
+    NO_PREFIX,
+    Outcome,
+    PathState,
+    Prefix,
+    SamplingParams,
+    Step,
+    SteppedResponse,
+    Task,
+)
 from tests.rollout.scripted import ByteTokenizer
 
 GOAL = 3
