@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.config_state import StateConfig
 from graphpo_agent.evals.calibrate import Calibration, ThresholdRow
 from graphpo_agent.graph.arrays import FloatArray
-from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.calibration_plot import Panel, PanelLine, draw_panels
 from graphpo_agent.report.run_dir import command_line
 

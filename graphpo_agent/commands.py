@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.build import (
     build_budget,
     build_grower,
@@ -27,7 +28,6 @@ from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
 from graphpo_agent.partial_output import output_name, partial_output
 from graphpo_agent.protocols import Policy
-from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.numbers import duration

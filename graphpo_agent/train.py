@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.build import (
     build_budget,
     build_engine,
@@ -32,7 +33,6 @@ from graphpo_agent.methods.method import Credit, Method, credits_of, training_sa
 from graphpo_agent.methods.prefix_pool import Grown, PrefixPool
 from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.protocols import Engine, Expander
-from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.checkpoints import read_json
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.build import build_expander, device_of
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.model import (
@@ -30,7 +31,6 @@ from graphpo_agent.engines.verl.settings import (
     verl_settings,
 )
 from graphpo_agent.errors import ConfigError, RunError, first_line
-from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.run_tasks import usable_tasks

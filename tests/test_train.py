@@ -16,11 +16,11 @@ import pytest
 
 import graphpo_agent.train as train_module
 from graphpo_agent import commands
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.cli import main
 from graphpo_agent.errors import RunError
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.net.chat import OpenAIChat
-from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.run_dir import RunDirectory, locked
 from graphpo_agent.rewards.judge import Judge
 from graphpo_agent.rollout.grow import Grower

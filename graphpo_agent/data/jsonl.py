@@ -3,12 +3,12 @@
 import json
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.atomic import replacing
 from graphpo_agent.errors import DataError, json_mistake
 from graphpo_agent.outputs import check_place
 
@@ -109,19 +109,11 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     check_place(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: str) -> None:

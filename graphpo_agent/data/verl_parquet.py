@@ -9,7 +9,6 @@ where there is only one: the prompt has to hold one.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from graphpo_agent.atomic import replacing
 from graphpo_agent.errors import ConfigError, DataError, first_line
 from graphpo_agent.outputs import check_place
 from graphpo_agent.types import Message, Task
@@ -104,7 +104,6 @@ def write_verl_parquet(
     if trainer not in get_args(Trainer):
         raise ConfigError(f"parquet: {trainer!r} is none of {', '.join(get_args(Trainer))}")
     check_place(path)
-    partial = path.with_name(f".{path.name}.partial")
     given = prompts or {}
     rows = (
         _row(task, given.get(task.id) or _prompt(task, trainer), trainer, split) for task in tasks
@@ -112,15 +111,11 @@ def write_verl_parquet(
     schema = _schema(trainer)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(partial, schema) as writer:
+        with replacing(path) as partial, pq.ParquetWriter(partial, schema) as writer:
             for batch in _batches(rows):
                 writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-        partial.replace(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({first_line(error)})") from error
-    finally:
-        if os.path.exists(partial):  # false, too, for a name that no file can have
-            partial.unlink()
 
 
 def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -1,7 +1,6 @@
 """``graphpo score``: the credit of every graph in a file, whoever made it."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from graphpo_agent.atomic import replacing
 from graphpo_agent.errors import ConfigError, DataError, GraphError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
@@ -142,22 +142,17 @@ def score_file(
     check_place(path)
     check_parent(path, DataError)
     check_apart([path], [Path(source)])
-    partial = path.with_name(f".{path.name}.partial")
     treeless: list[str] = []
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
             graphs = read_graphs(source)
             if options.get("max_probability") is not None:
                 graphs = _with_probabilities(source, graphs)
             if method_name == "tree_grpo":
                 graphs = _noting_treeless(graphs, treeless)
             file.writelines(_lines(source, graphs, method, keep_classes))
-        partial.replace(path)
     except OSError as error:
         raise DataError(f"{error.filename or path}: {error.strerror}") from None
-    finally:
-        if os.path.exists(partial):  # false, too, for a name that no file can have
-            partial.unlink()
     if not treeless:
         return None
     return (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.errors import RunError, first_line
-from graphpo_agent.report.atomic import write_atomically
 
 __all__ = ["PROGRESS", "Checkpoints", "read_json", "read_progress", "step_of"]
 

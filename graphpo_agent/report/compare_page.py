@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphpo_agent.report.atomic import write_atomically
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.report.compare_stats import MEASURES, Comparison, Interval
 from graphpo_agent.report.numbers import UNDEFINED, compact, duration, fixed, signed
 from graphpo_agent.report.plots import COLORS, Curve, curve_with_band

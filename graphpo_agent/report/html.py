@@ -8,12 +8,12 @@ import numpy as np
 from markupsafe import Markup
 
 from graphpo_agent import __version__
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.errors import RunError
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.plain_text import plain_text
-from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.charts import Line, line_chart
 from graphpo_agent.report.drawing import LONG_FACTS, MAX_NODES, draw_graph, node_facts
 from graphpo_agent.report.metrics import num_merged

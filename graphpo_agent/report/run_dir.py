@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.data.jsonl import append_line
 from graphpo_agent.errors import RunError, first_line
 from graphpo_agent.locks import directory_lock
-from graphpo_agent.report.atomic import write_atomically
 from graphpo_agent.report.checkpoints import PROGRESS, Checkpoints, read_progress
 
 __all__ = [
