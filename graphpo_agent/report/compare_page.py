@@ -144,13 +144,7 @@ def draw_curves(path: Path, title: str, comparison: Comparison) -> list[Path]:
         target = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
         partial = target.with_stem(f".{target.stem}.partial")
         try:
-            curve_with_band(
-                partial,
-                shown,
-                title=title,
-                x_label="generated tokens",
-                y_label="held-out accuracy",
-            )
+            curve_with_band(partial, shown, title=title)
             partial.replace(target)
         except BaseException:
             partial.unlink(missing_ok=True)

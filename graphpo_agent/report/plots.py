@@ -1,4 +1,4 @@
-"""Figures of benchmarks: learning curves with confidence bands over seeds."""
+"""Learning curves with confidence bands over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ class Curve:
 
     Attributes:
         label: its name in the legend.
-        x: [num_points] rising, e.g. generated tokens.
-        y: [num_seeds, num_points], NaN where a seed has no value.
+        x: [num_points] generated tokens, rising.
+        y: [num_seeds, num_points] accuracy, NaN where a seed has no value.
     """
 
     label: str
@@ -55,10 +55,8 @@ class Curve:
     y: NDArray[np.float64]
 
 
-def curve_with_band(
-    path: Path, curves: Sequence[Curve], *, title: str, x_label: str, y_label: str
-) -> None:
-    """Write a figure of means over seeds with their 95 % confidence bands.
+def curve_with_band(path: Path, curves: Sequence[Curve], *, title: str) -> None:
+    """Write a figure of mean held-out accuracies over seeds with their 95 % confidence bands.
 
     A point that fewer than two seeds reached has a mean but no band; one that none reached is
     left out.
@@ -67,8 +65,6 @@ def curve_with_band(
         path: the figure; its suffix (``.png`` or ``.svg``) decides the format.
         curves: at most six, so that their colours stay apart.
         title: the figure's heading.
-        x_label: with the unit.
-        y_label: with the unit.
 
     Raises:
         OSError: the figure cannot be written.
@@ -81,8 +77,8 @@ def curve_with_band(
         for i, curve in enumerate(curves):
             _draw(axes, curve, i)
         axes.set_title(title, loc="left", fontweight="bold")
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_xlabel("generated tokens")
+        axes.set_ylabel("held-out accuracy")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.legend(frameon=False, loc="best")
         metadata = {"Date": None} if path.suffix == ".svg" else None
