@@ -77,6 +77,26 @@ def test_the_clip_cuts_gains_only_on_the_side_that_would_grow():
     np.testing.assert_allclose(gradient, [0, 1.5, -0.5, 0, -2.2], atol=1e-15)
 
 
+@pytest.mark.parametrize("advantage, dual_clip", [(1.0, None), (-1.0, 3.0)])
+def test_a_clipped_token_has_no_gradient_however_large_its_ratio(advantage, dual_clip):
+    logprobs = torch.tensor([-1.0, -1.0]).requires_grad_()
+    old, advantages = torch.tensor([-101.0, -1.0]), torch.tensor([[advantage, advantage]])
+    objective = Objective(dual_clip=dual_clip)
+    result = clipped_objective(logprobs, old, advantages, torch.zeros(2), None, objective)
+    result.loss.sum().backward()
+    assert result.clipped.tolist() == [[True, False]]
+    assert torch.isfinite(result.loss).all()
+    assert logprobs.grad.tolist() == [0.0, -advantage]
+
+
+def test_a_ratio_beyond_all_numbers_that_is_not_clipped_keeps_its_gradient():
+    logprobs = torch.tensor([-1.0]).requires_grad_()
+    old, advantages = torch.tensor([-101.0]), torch.tensor([[-1.0]])
+    result = clipped_objective(logprobs, old, advantages, torch.zeros(1), None, Objective())
+    result.loss.sum().backward()
+    assert logprobs.grad.item() > 1e37
+
+
 def test_separate_terms_are_clipped_apart():
     joint, _ = per_token([1.5], [[0.5 - 0.4]])
     separate, _ = per_token([1.5], [[0.5], [-0.4]])

@@ -3,6 +3,7 @@
 Shapes: M trained tokens of a flat row, A advantage terms.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +71,7 @@ def clipped_objective(
         reference_logprobs: [M] under the reference; None where ``objective.kl`` is 0.
         objective: the settings.
     """
-    ratio = (logprobs - old_logprobs).exp()
+    ratio = _ratio(logprobs - old_logprobs)
     limited = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
     gains = torch.minimum(ratio * advantages, limited * advantages)
     clipped = limited * advantages < ratio * advantages
@@ -84,6 +85,16 @@ def clipped_objective(
     if reference_logprobs is not None:
         loss = loss + objective.kl * reverse_kl(logprobs, reference_logprobs)
     return TokenLoss(loss, clipped)
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    """[M] finite ratios, at most 1/e of the largest number (log-ratios up to 87.7 in float32).
+
+    Of an infinite one whose gain is clipped, the gradient would be 0 times infinity. Each ratio is
+    its own derivative, so that the gradient of one that is not clipped stays as large.
+    """
+    most = math.log(torch.finfo(log_ratio.dtype).max) - 1.0
+    return (log_ratio - (log_ratio.detach() - most).clamp(min=0.0)).exp()
 
 
 def reverse_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
