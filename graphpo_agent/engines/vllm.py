@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -32,7 +30,6 @@ from graphpo_agent.types import (
     Completion,
     Context,
     Demonstration,
-    FinishReason,
     SampleRequest,
     SamplingParams,
 )
@@ -72,8 +69,6 @@ class _Continuation:
     ticket: int
     context: VllmContext
     stop: tuple[str, ...]
-    can_stop: NDArray[np.bool_]
-    """[V] whether a token can complete one of the stop strings."""
     min_new_tokens: int
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -156,11 +151,7 @@ class VllmPolicy:
         name = str(self._tickets)
         # Noted first, so that ``release`` knows of what an interrupt leaves half submitted.
         self._running[name] = _Continuation(
-            self._tickets,
-            context,
-            request.stop,
-            self._stops.table(request.stop),
-            request.min_new_tokens,
+            self._tickets, context, request.stop, request.min_new_tokens
         )
         self._engine.add_request(name, {"prompt_token_ids": list(context.token_ids)}, params)
         return self._tickets
@@ -235,7 +226,8 @@ class VllmPolicy:
             for token_id, values in zip(new.token_ids, logprobs, strict=True)
         ]
         check_finite(row.logprobs[-1], self._engine.model_config.model)
-        reason = self._reason(row, output.finished)
+        reason = self._stops.ends(row.token_ids, row.stop, row.min_new_tokens)
+        reason = reason or ("length" if output.finished else None)
         if reason is None:
             return
         if not output.finished:
@@ -245,16 +237,6 @@ class VllmPolicy:
         after = VllmContext(row.context.token_ids + token_ids, self._generation)
         completion = Completion(token_ids, tuple(row.logprobs), reason, after)
         self._ended.append((row.ticket, completion))
-
-    def _reason(self, row: _Continuation, finished: bool) -> FinishReason | None:
-        """Why a continuation ends with its last token; None: it goes on."""
-        last = row.token_ids[-1]
-        if last in self.tokenizer.eos_ids:
-            return "eos"
-        late = len(row.token_ids) >= row.min_new_tokens
-        if late and row.can_stop[last] and self._stops.completes(row.token_ids, row.stop):
-            return "stop"
-        return "length" if finished else None
 
 
 class VllmEngine:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graphpo_agent.errors import ModelError
 from graphpo_agent.protocols import Tokenizer
-from graphpo_agent.types import SamplingParams
+from graphpo_agent.types import FinishReason, SamplingParams
 
 __all__ = ["StopFinder", "UniformNumbers", "check_finite", "draw"]
 
@@ -144,6 +144,17 @@ class StopFinder:
             texts = self._token_texts() if stop else [""] * self.vocab_size
             self._tables[stop] = np.array([_can_complete(text, stop) for text in texts])
         return self._tables[stop]
+
+    def ends(
+        self, token_ids: Sequence[int], stop: tuple[str, ...], min_new_tokens: int
+    ) -> FinishReason | None:
+        """Whether the last of a continuation's tokens ends it, and why, but for its length."""
+        last = token_ids[-1]
+        if last in self._tokenizer.eos_ids:
+            return "eos"
+        if not stop or len(token_ids) < min_new_tokens or not self.table(stop)[last]:
+            return None
+        return "stop" if self.completes(token_ids, stop) else None
 
     def completes(self, token_ids: Sequence[int], stop: tuple[str, ...]) -> bool:
         """Whether the last token completes a stop string in the text of ``token_ids``."""

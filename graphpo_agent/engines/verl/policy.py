@@ -158,7 +158,8 @@ class ServerPolicy:
             for token, logprob in zip(part.token_ids, part.logprobs, strict=True):
                 token_ids.append(int(token))
                 logprobs.append(float(logprob))
-                reason = self._reason(token_ids, request, limit)
+                reason = self._stops.ends(token_ids, request.stop, request.min_new_tokens)
+                reason = reason or ("length" if len(token_ids) >= limit else None)
                 if reason is not None:
                     break
         after = ServerContext((*before, *token_ids))
@@ -179,19 +180,6 @@ class ServerPolicy:
             "seed": seed % _SEEDS,
             "logprobs": True,
         }
-
-    def _reason(
-        self, token_ids: list[int], request: SampleRequest, limit: int
-    ) -> FinishReason | None:
-        """Why a continuation ends with its last token; None: it goes on."""
-        last = token_ids[-1]
-        if last in self.tokenizer.eos_ids:
-            return "eos"
-        if request.stop and len(token_ids) >= request.min_new_tokens:
-            can_stop = self._stops.table(request.stop)
-            if can_stop[last] and self._stops.completes(token_ids, request.stop):
-                return "stop"
-        return "length" if len(token_ids) >= limit else None
 
 
 def _ids(context: Context) -> tuple[int, ...]:
