@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from graphpo_agent.graph.arrays import BoolArray
+from graphpo_agent.graph.arrays import BoolArray, FloatArray
 from graphpo_agent.graph.samples import TrainingSample, row_paths
 
-__all__ = ["LossAggregation", "TokenWeights", "moving_tokens", "token_weights"]
+__all__ = [
+    "LossAggregation",
+    "SampleWeights",
+    "TokenWeights",
+    "moving_tokens",
+    "sample_weights",
+    "token_weights",
+]
 
 LossAggregation = Literal["edge_mean", "token_mean", "sequence_mean", "sequence_sum"]
 """How token losses become one number. A *sequence* is what is trained as one row: an edge, or a
@@ -29,8 +35,6 @@ trajectory where trajectories are trained.
 * ``sequence_mean``: over sequences of the mean over tokens (DeepSeek's GRPO, TreeRL).
 * ``sequence_sum``: over sequences of the sum over tokens, divided by ``horizon`` (Dr. GRPO).
 """
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def token_weights(
         aggregation: how token losses become one number.
         horizon: what ``sequence_sum`` divides by.
     """
-    parts = [_sample_weights(sample, aggregation, horizon) for sample in samples]
+    parts = [sample_weights(sample, aggregation, horizon) for sample in samples]
     total = sum(part.total for part in parts)
     terms = max((len(part.advantages) for part in parts), default=1)
     weights, advantages = [np.zeros(0)], [np.zeros((terms, 0))]
@@ -83,24 +87,34 @@ def moving_tokens(sample: TrainingSample) -> BoolArray:
     gradient. Such a token counts in the means and need not be computed, unless the objective has
     terms of its own (a divergence, entropy).
     """
-    advantages = _sample_weights(sample, "edge_mean", 1).advantages
+    advantages = sample_weights(sample, "edge_mean", 1).advantages
     moves = (np.nan_to_num(advantages) != 0.0).any(axis=0)
     moving: BoolArray = sample.loss_mask & np.repeat(moves, np.diff(sample.offsets))
     return moving
 
 
 @dataclass(frozen=True, slots=True)
-class _SampleWeights:
-    """Per node: [n] weight of a trained token before division by ``total``; [A, n] advantages."""
+class SampleWeights:
+    """What the objective needs of the nodes of one sample.
+
+    Attributes:
+        weights: [n] of a trained token before division by the minibatch's total; where several
+            rows run through a node the sum of theirs.
+        total: what the sample adds to the divisor: 1 for ``edge_mean``, its trained tokens for
+            ``token_mean``, its sequences with a trained token for ``sequence_mean`` and
+            ``sequence_sum``; 0 without a trained token.
+        advantages: [A, n].
+    """
 
     weights: FloatArray
     total: float
     advantages: FloatArray
 
 
-def _sample_weights(
+def sample_weights(
     sample: TrainingSample, aggregation: LossAggregation, horizon: int
-) -> _SampleWeights:
+) -> SampleWeights:
+    """Weights and advantages of one sample; the arguments are those of ``token_weights``."""
     node = np.repeat(np.arange(len(sample.parent)), np.diff(sample.offsets))
     tokens = np.bincount(node[sample.loss_mask], minlength=len(sample.parent)).astype(np.float64)
     if sample.rows is None:
@@ -113,7 +127,7 @@ def _sample_weights(
             "sequence_mean": (per_token, count),
             "sequence_sum": (trained / horizon, count),
         }[aggregation]
-        return _SampleWeights(weights, total, sample.advantages)
+        return SampleWeights(weights, total, sample.advantages)
     through = (row_paths(sample.parent, sample.rows) & (tokens > 0)).astype(np.float64)
     lengths = through @ tokens
     copies = through.sum(axis=0)
@@ -131,11 +145,11 @@ def _sample_weights(
         "sequence_sum": (copies / horizon, count),
     }[aggregation]
     if sample.row_advantages is None:
-        return _SampleWeights(weights, total, sample.advantages)
+        return SampleWeights(weights, total, sample.advantages)
     scale = np.maximum(shares @ through, 1e-300)
     signed = np.stack([sample.row_advantages.clip(min=0), sample.row_advantages.clip(max=0)])
     terms = (signed * shares) @ through / scale
     if (copies <= 1).all():  # nothing is shared: one term says it all
         terms = terms.sum(axis=0, keepdims=True)
     terms[:, 0] = np.nan
-    return _SampleWeights(weights, total, terms)
+    return SampleWeights(weights, total, terms)

@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from graphpo_agent.engines.local.token_weights import LossAggregation
-from graphpo_agent.graph.arrays import BoolArray
+from graphpo_agent.engines.local.token_weights import LossAggregation, sample_weights
+from graphpo_agent.graph.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from graphpo_agent.graph.samples import PathRow, TrainingSample, row_paths, to_path_rows
 
 __all__ = ["WeightedRow", "WeightedRows", "moving_rows", "weighted_rows"]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +32,10 @@ class WeightedRow:
         advantages: [A, L] times the weights.
     """
 
-    token_ids: NDArray[np.int64]
+    token_ids: IntArray
     prompt_tokens: int
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]
+    loss_mask: BoolArray
+    logprobs: Float32Array
     weights: FloatArray
     advantages: FloatArray
 
@@ -52,9 +49,7 @@ class WeightedRows:
 
     Attributes:
         rows: those with a trained token.
-        total: what the graph adds to the divisor: 1 for ``edge_mean``, its trained tokens for
-            ``token_mean``, its sequences with a trained token for ``sequence_mean`` and
-            ``sequence_sum``.
+        total: what the graph adds to the divisor (see ``SampleWeights``).
     """
 
     rows: list[WeightedRow]
@@ -74,35 +69,15 @@ def weighted_rows(
         aggregation: how token losses become one number.
         horizon: what ``sequence_sum`` divides by.
     """
-    node = np.repeat(np.arange(len(sample.parent)), np.diff(sample.offsets))
-    tokens = np.bincount(node[sample.loss_mask], minlength=len(sample.parent))
-    if sample.rows is None:
-        trained, sequences = np.sum(tokens > 0), np.sum(tokens > 0)
-        copied_tokens, edges = tokens.sum(), np.sum(tokens > 0)
-    else:
-        through = row_paths(sample.parent, sample.rows) & (tokens > 0)
-        lengths = through @ tokens
-        trained, sequences = through.any(), np.sum(lengths > 0)
-        copied_tokens, edges = lengths.sum(), through.sum()
-    per_token = {
-        "edge_mean": 1.0 / (np.maximum(tokens, 1) * max(int(edges), 1)),
-        "token_mean": np.ones(len(tokens)),
-        "sequence_mean": 1.0 / np.maximum(tokens, 1),
-        "sequence_sum": np.full(len(tokens), 1.0 / horizon),
-    }[aggregation]
-    total = {
-        "edge_mean": float(trained > 0),
-        "token_mean": float(copied_tokens),
-        "sequence_mean": float(sequences),
-        "sequence_sum": float(sequences),
-    }[aggregation]
+    whole = sample_weights(sample, aggregation, horizon)
     paths = to_path_rows(sample)
     if sample.rows is not None and aggregation == "sequence_mean":
         weights = [row.loss_mask / max(int(row.loss_mask.sum()), 1) for row in paths]
     else:
         # The same rows with the weight in the advantage's place say where each node's weight goes.
-        spread = np.where(np.arange(len(tokens)) > 0, per_token, np.nan)[None]
-        weighing = replace(sample, advantages=spread, row_advantages=None)
+        copies = 1 if sample.rows is None else row_paths(sample.parent, sample.rows).sum(axis=0)
+        per_row = whole.weights / np.maximum(copies, 1)
+        weighing = replace(sample, advantages=per_row[None], row_advantages=None)
         weights = [row.advantages[0] for row in to_path_rows(weighing)]
     prompt = int(sample.offsets[1])
     return WeightedRows(
@@ -111,7 +86,7 @@ def weighted_rows(
             for row, weight in zip(paths, weights, strict=True)
             if row.loss_mask.any()
         ],
-        total,
+        whole.total,
     )
 
 
