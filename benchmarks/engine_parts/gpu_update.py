@@ -26,8 +26,6 @@ MAX_TOKENS = {"0.5B": 16384, "1.5B": 8192, "tiny": 4096}
 """Tokens of a pass, of packed graphs and of rows alike: about what the memory allows."""
 COMPARED = 97
 """Every so many-th number of the gradients is kept to be compared."""
-COMPARED = 97
-"""Every so many-th number of the gradients is kept to be compared."""
 
 
 @dataclass(frozen=True, slots=True)

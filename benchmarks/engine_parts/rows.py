@@ -11,7 +11,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -19,11 +18,10 @@ from transformers import PreTrainedModel
 from graphpo_agent.engines.local.forward import max_logits
 from graphpo_agent.engines.local.loss import Objective, clipped_objective
 from graphpo_agent.engines.local.token_scores import token_scores
+from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["Row", "TokenData", "edge_rows", "path_rows", "train_on_rows"]
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +32,9 @@ class TokenData:
     """
 
     token_ids: IntArray
-    weights: NDArray[np.float64]
-    advantages: NDArray[np.float64]
-    old_logprobs: NDArray[np.float64]
+    weights: FloatArray
+    advantages: FloatArray
+    old_logprobs: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Row:
     """
 
     source: IntArray
-    trained: NDArray[np.bool_]
+    trained: BoolArray
     prompt: int
 
 

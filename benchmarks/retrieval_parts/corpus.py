@@ -29,9 +29,9 @@ def _vocabulary(rng: np.random.Generator) -> list[str]:
     return sorted(words)[:_NUM_WORDS]
 
 
-def write_corpus(path: Path, num_docs: int, seed: int = 0) -> list[list[str]]:
+def write_corpus(path: Path, num_docs: int) -> list[list[str]]:
     """Write Search-R1's JSONL; returns the words of every document, its two title words first."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     words = np.array(_vocabulary(rng), dtype=object)
     rng.shuffle(words)
     frequencies = 1.0 / np.arange(1, len(words) + 1)
@@ -49,9 +49,9 @@ def write_corpus(path: Path, num_docs: int, seed: int = 0) -> list[list[str]]:
     return documents
 
 
-def make_queries(documents: Sequence[list[str]], count: int, seed: int = 1) -> list[str]:
+def make_queries(documents: Sequence[list[str]], count: int) -> list[str]:
     """Distinct queries: a title word and four words of the body of some document."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     queries: dict[str, None] = {}
     while len(queries) < count:
         words = documents[int(rng.integers(len(documents)))]
@@ -61,7 +61,7 @@ def make_queries(documents: Sequence[list[str]], count: int, seed: int = 1) -> l
 
 
 def make_vectors(
-    num_docs: int, num_queries: int, dimension: int, seed: int = 2
+    num_docs: int, num_queries: int, dimension: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unit vectors in Gaussian clusters of about 100, and queries near some of them.
 
@@ -70,7 +70,7 @@ def make_vectors(
     Returns:
         [num_docs, dimension] and [num_queries, dimension].
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(2)
     centres = rng.standard_normal((max(1, num_docs // 100), dimension), dtype=np.float32)
     noise = rng.standard_normal((num_docs, dimension), dtype=np.float32)
     vectors = centres[rng.integers(len(centres), size=num_docs)] + np.float32(0.7) * noise
