@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -31,12 +30,11 @@ from graphpo_agent.engines.local.token_weights import TokenWeights, moving_token
 from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import GraphError
+from graphpo_agent.graph.arrays import FloatArray, IntArray
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import Demonstration
 
 __all__ = ["LocalEngine"]
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +105,8 @@ class LocalEngine:
         self._imitation = imitation
         self._optimizer = make_adamw(model, optimizer)
         self._counters = {"update_steps": 0, "imitation_steps": 0}
-        has_kl = updating is not None and updating.objective.kl > 0
-        self._has_kl = has_kl
-        copied = has_kl and not has_adapters(model)
+        self._has_kl = updating is not None and updating.objective.kl > 0
+        copied = self._has_kl and not has_adapters(model)
         self._reference = copy.deepcopy(model).requires_grad_(False) if copied else None
 
     def update(
@@ -174,10 +171,7 @@ class LocalEngine:
                 if unchanged:
                     for i, values in zip(members, logprobs, strict=True):
                         old[i] = values
-                rate = options.rate(self._counters["update_steps"])
-                self._counters["update_steps"] += 1
-                norm = optimizer_step(self._optimizer, rate, self._options.max_grad_norm)
-                sums.add_step(norm, rate)
+                self._step(options, "update_steps", sums)
         metrics = {"update/optimizer_steps": float(len(plan)), **sums.means("update")}
         return metrics | (mismatch(computed, old) if recompute else {})
 
@@ -203,11 +197,8 @@ class LocalEngine:
                 loss = -(self._at(batch, weights) * scores.logprobs).sum()
                 loss.backward()
                 sums.add_tokens(loss, entropy=scores.entropies)
-        rate = self._imitation.rate(self._counters["imitation_steps"])
-        self._counters["imitation_steps"] += 1
         with state_on_device(self._optimizer, self._options.offload):
-            norm = optimizer_step(self._optimizer, rate, self._options.max_grad_norm)
-        sums.add_step(norm, rate)
+            self._step(self._imitation, "imitation_steps", sums)
         return sums.means("imitate")
 
     @property
@@ -249,6 +240,15 @@ class LocalEngine:
         """Free what the sampler holds, and the gradients of a step that did not come to its end."""
         self.policy.release()
         self._optimizer.zero_grad(set_to_none=True)
+
+    def _step(
+        self, options: UpdateOptions | ImitationOptions, counter: str, sums: MetricSums
+    ) -> None:
+        """One optimiser step, at the rate that ``options`` give after as many as were counted."""
+        rate = options.rate(self._counters[counter])
+        self._counters[counter] += 1
+        norm = optimizer_step(self._optimizer, rate, self._options.max_grad_norm)
+        sums.add_step(norm, rate)
 
     def _learn(
         self,
@@ -303,9 +303,7 @@ class LocalEngine:
         sums.add_tokens(loss, **values)
         return logprobs.double().cpu().numpy()
 
-    def _old_logprobs(
-        self, samples: Sequence[TrainingSample], first: NDArray[np.int64]
-    ) -> list[FloatArray]:
+    def _old_logprobs(self, samples: Sequence[TrainingSample], first: IntArray) -> list[FloatArray]:
         """Per sample [tokens] log-probabilities of the policy as it is now.
 
         Those of the ``first`` minibatch are NaN: its own forward pass gives them.
