@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphpo_agent.errors import GraphError
-from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
+from graphpo_agent.graph.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 __all__ = ["PathRow", "TrainingSample", "row_paths", "to_path_rows", "to_sample"]
@@ -44,14 +43,14 @@ class TrainingSample:
     """
 
     graph_id: str
-    parent: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]
-    advantages: NDArray[np.float64]
-    rows: NDArray[np.int64] | None = None
-    row_advantages: NDArray[np.float64] | None = None
+    parent: IntArray
+    offsets: IntArray
+    token_ids: IntArray
+    loss_mask: BoolArray
+    logprobs: Float32Array
+    advantages: FloatArray
+    rows: IntArray | None = None
+    row_advantages: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,10 @@ class PathRow:
         advantages: [num_terms, length] float64; 0 wherever ``loss_mask`` is False.
     """
 
-    token_ids: NDArray[np.int64]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]
-    advantages: NDArray[np.float64]
+    token_ids: IntArray
+    loss_mask: BoolArray
+    logprobs: Float32Array
+    advantages: FloatArray
 
 
 def to_sample(
@@ -175,7 +174,7 @@ def to_path_rows(sample: TrainingSample) -> list[PathRow]:
     return rows
 
 
-def _path_row(sample: TrainingSample, path: NDArray[np.int64], owned: NDArray[np.bool_]) -> PathRow:
+def _path_row(sample: TrainingSample, path: IntArray, owned: BoolArray) -> PathRow:
     lengths = sample.offsets[path + 1] - sample.offsets[path]
     node = np.repeat(path, lengths)
     first = np.repeat(sample.offsets[path] - (np.cumsum(lengths) - lengths), lengths)

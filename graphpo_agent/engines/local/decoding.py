@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from graphpo_agent.engines.local.compiled import compiled
 from graphpo_agent.engines.local.drawing import StopFinder, UniformNumbers
-from graphpo_agent.graph.arrays import BoolArray, IntArray
+from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.types import FinishReason, SamplingParams
 
 __all__ = ["Continuation", "Drawn", "Running"]
@@ -102,7 +102,7 @@ class Running:
         self.ended[place] = False
         return place
 
-    def uniforms(self, places: IntArray) -> NDArray[np.float64]:
+    def uniforms(self, places: IntArray) -> FloatArray:
         """[R] the next random number of each continuation."""
         ahead = self.counts[places] % _DRAWN_AHEAD
         if not ahead.all():
@@ -111,7 +111,7 @@ class Running:
                 self._uniforms[place] = self._numbers.take(seed, start, _DRAWN_AHEAD)
         return self._uniforms[places, ahead]
 
-    def record(self, places: IntArray, token_ids: IntArray, logprobs: NDArray[np.float64]) -> bool:
+    def record(self, places: IntArray, token_ids: IntArray, logprobs: FloatArray) -> bool:
         """Take the next token of each of R continuations; whether any has ended."""
         verdicts = np.empty(len(places), np.int64)
         most = _record(
@@ -194,11 +194,11 @@ class Running:
 def _record(
     places: IntArray,
     token_ids: IntArray,
-    logprobs: NDArray[np.float64],
+    logprobs: FloatArray,
     counts: IntArray,
     last: IntArray,
     drawn_ids: IntArray,
-    drawn_logprobs: NDArray[np.float64],
+    drawn_logprobs: FloatArray,
     verdicts: IntArray,
     is_eos: BoolArray,
     can_stop: BoolArray,

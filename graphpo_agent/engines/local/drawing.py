@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from graphpo_agent.errors import ModelError
+from graphpo_agent.graph.arrays import BoolArray, FloatArray
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import FinishReason, SamplingParams
 
@@ -33,7 +33,7 @@ class UniformNumbers:
         self._generator = np.random.Generator(self._philox)
         self._state = self._philox.state
 
-    def take(self, seed: int, start: int, count: int) -> NDArray[np.float64]:
+    def take(self, seed: int, start: int, count: int) -> FloatArray:
         """[count] numbers of a seed (0 <= seed < 2**128), from number ``start`` on.
 
         ``start`` is a multiple of 4, which is what one count of the generator gives.
@@ -45,7 +45,7 @@ class UniformNumbers:
         return self._generator.random(count)
 
 
-def check_finite(logprobs: NDArray[np.float64] | float, model_name: str | None) -> None:
+def check_finite(logprobs: FloatArray | float, model_name: str | None) -> None:
     """Raise ModelError unless the log-probabilities of what was drawn are finite."""
     if not np.isfinite(logprobs).all():
         raise ModelError(
@@ -136,9 +136,9 @@ class StopFinder:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._texts: list[str] | None = None
-        self._tables: dict[tuple[str, ...], NDArray[np.bool_]] = {}
+        self._tables: dict[tuple[str, ...], BoolArray] = {}
 
-    def table(self, stop: tuple[str, ...]) -> NDArray[np.bool_]:
+    def table(self, stop: tuple[str, ...]) -> BoolArray:
         """[V] whether a token can complete one of the ``stop`` strings."""
         if stop not in self._tables:
             texts = self._token_texts() if stop else [""] * self.vocab_size

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -33,7 +32,7 @@ from graphpo_agent.engines.local.stretch_attention import (
     over_stretches,
     stretch_layout,
 )
-from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.arrays import BoolArray, IntArray
 
 __all__ = ["BucketLayout", "flat_layout"]
 
@@ -162,7 +161,7 @@ def _flat(arrays: Sequence[IntArray], device: torch.device) -> Tensor:
     return to_device(np.concatenate([array.ravel() for array in arrays]), device)
 
 
-def _additive(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _additive(seen: BoolArray, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[E, 1, Q, T] 0 where ``seen`` [E, Q, T], else -inf."""
     mask = torch.where(torch.from_numpy(seen), 0.0, -torch.inf)
     return mask[:, None].to(device, dtype)

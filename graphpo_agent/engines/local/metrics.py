@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["MetricSums", "mismatch"]
@@ -50,7 +50,7 @@ class MetricSums:
 
 
 def mismatch(
-    samples: Sequence[TrainingSample], recomputed: Sequence[NDArray[np.float64]]
+    samples: Sequence[TrainingSample], recomputed: Sequence[FloatArray]
 ) -> dict[str, float]:
     """How far the sampler's log-probabilities are from the trainer's, where both are known.
 

@@ -17,11 +17,10 @@ Shapes: N tokens of a row, S stretches, E pieces of a bucket, Q queries and T ke
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphpo_agent.engines.local.arrays import ranges
 from graphpo_agent.engines.local.packing import PackedBatch
-from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.arrays import BoolArray, IntArray
 
 __all__ = ["Bucket", "Stretches", "block_length", "cut_into_buckets"]
 
@@ -116,13 +115,13 @@ class Bucket:
     own_lengths: IntArray
     causal: bool
 
-    def own(self) -> NDArray[np.bool_]:
+    def own(self) -> BoolArray:
         """[E, Q] which queries are the piece's own."""
         first = self.path_lengths[:, None] if self.causal else 0
         columns = np.arange(self.queries.shape[1])
         return (columns >= first) & (columns < first + self.own_lengths[:, None])
 
-    def seen(self, exits: IntArray) -> NDArray[np.bool_]:
+    def seen(self, exits: IntArray) -> BoolArray:
         """[E, Q, T] whether a query of a block sees a key; ``exits`` is the row's."""
         before = self.keys.shape[1] - self.queries.shape[1]
         columns = np.arange(self.keys.shape[1])
@@ -166,9 +165,7 @@ def cut_into_buckets(batch: PackedBatch) -> tuple[tuple[Bucket, ...], IntArray]:
     return tuple(buckets), order
 
 
-def _pieces(
-    batch: PackedBatch, stretches: Stretches
-) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
+def _pieces(batch: PackedBatch, stretches: Stretches) -> tuple[IntArray, IntArray, BoolArray]:
     """Where the pieces of a row start, how many tokens they have, and which are runs."""
     is_run = stretches.lengths >= np.maximum(stretches.before, _SHORTEST_RUN)
     # What lies between two runs is one stretch of blocks.
@@ -183,7 +180,7 @@ def _pieces(
     return np.repeat(starts, counts) + within, own, np.repeat(is_run, counts)
 
 
-def _groups(paths: IntArray, own: IntArray, causal: NDArray[np.bool_]) -> list[IntArray]:
+def _groups(paths: IntArray, own: IntArray, causal: BoolArray) -> list[IntArray]:
     """Pieces of one kind and similar length, within the size of a bucket."""
     length = np.where(causal, paths + own, paths + own.max())
     label = np.ceil(np.log(length) / np.log(_LENGTH_RATIO)) + 1000 * causal
