@@ -25,7 +25,7 @@ from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.records import SCHEMA, parse_graph
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
-__all__ = ["SCHEMA", "graph_to_json", "parse_graph", "read_graphs"]
+__all__ = ["graph_to_json", "read_graphs"]
 
 
 def read_graphs(path: str | Path, log: bool = False) -> Iterator[RolloutGraph]:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import GraphError
-from graphpo_agent.graph.jsonl import graph_to_json, parse_graph, read_graphs
+from graphpo_agent.graph.jsonl import graph_to_json, read_graphs
 from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.records import parse_graph
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 from .strategies import graph_of, records

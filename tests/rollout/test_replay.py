@@ -12,8 +12,9 @@ from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.budget import Budget
-from graphpo_agent.graph.jsonl import graph_to_json, parse_graph
+from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.graph.new_node import NewNode
+from graphpo_agent.graph.records import parse_graph
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.rollout.grow import Grower, Rollout
