@@ -1,7 +1,8 @@
 """Running a stock transformers causal LM with an attention function of our own.
 
-The functions are registered under transformers' ``AttentionInterface``; ``attention`` switches a
-model to one of them for the length of a ``with`` block.
+``attention`` switches a model to such a function for the length of a ``with`` block: the sampler's,
+which stands here, or the flat rows' (``flat_attention.py``). Both are registered under
+transformers' ``AttentionInterface``.
 
 Shapes: B sequences, H query heads, K key/value heads (H = G K), Q queries, T keys, D head
 dimension, N tokens of a row.
@@ -111,7 +112,7 @@ def folded_attention(
 
 @contextmanager
 def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
-    """Run ``model`` with one of this module's attention functions inside the ``with`` block.
+    """Run ``model`` with one of our attention functions inside the ``with`` block.
 
     Raises:
         ModelError: the model does not use transformers' attention interface.

@@ -75,7 +75,7 @@ class UpdateSizes:
 
     Attributes:
         max_tokens: tokens of one flat row.
-        block_tokens: tokens of a block of a row (see ``packing``).
+        block_tokens: tokens of a block of a row (see ``pieces``).
         path_tokens: tokens of the path before a block, on average.
         reference: whether a copy of the weights is kept for a KL term.
         entropy_bonus: whether the entropies carry a gradient.

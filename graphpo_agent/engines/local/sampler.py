@@ -100,7 +100,9 @@ class LocalPolicy:
         self._contexts = ContextTree()
         paged = pages_fit(self._shape.device, self._shape.dtype)
         self._pool = KVPool(self._shape, by_layer=paged)
-        self._rows = self._make_rows(paged)
+        self._rows: RunningRows = (
+            PagedRows(self._pool) if paged else Shelves(self._shape, self._pool, self._max_columns)
+        )
         # Four dimensions tell transformers not to make or look for a mask of its own.
         self._no_mask = torch.empty((1, 1, 0, 0), device=model.device)
         self._attention = ExitStack()
@@ -202,11 +204,6 @@ class LocalPolicy:
         self._runs: list[Run] = []
         self._running = Running(self.tokenizer.eos_ids, self._stops)
         self._ended: list[tuple[int, Completion]] = []
-
-    def _make_rows(self, paged: bool) -> RunningRows:
-        if paged:
-            return PagedRows(self._pool)
-        return Shelves(self._shape, self._pool, self._max_columns)
 
     def _get_busy(self) -> None:
         """Give the model the attention and the weights that it samples with."""
