@@ -28,11 +28,10 @@ import torch
 from benchmarks.calibration_parts.frozen import Checks, Training, check, train
 from benchmarks.calibration_parts.page import about_page
 from benchmarks.calibration_parts.servers import running_tei, running_vllm
+from benchmarks.engine_parts.machine import RESULTS, ROOT
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 POLICY_STEPS = 500
 CHAT, EMBEDDINGS, TEI = (
     "http://127.0.0.1:8001/v1",

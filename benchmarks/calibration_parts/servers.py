@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.engine_parts.machine import ROOT
+
 __all__ = ["running", "running_tei", "running_vllm"]
 
-ROOT = Path(__file__).parents[2]
 START_S = 300.0
 _VLLM = [
     *("--dtype", "float32", "--enforce-eager", "--disable-log-stats", "--seed", "0"),
