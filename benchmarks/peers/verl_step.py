@@ -1,6 +1,7 @@
 """Training steps of verl's GRPO on the task that ``benchmarks/engine.py step`` lays down.
 
-Runs in ``.venv-verl`` (``benchmarks/peers.sh verl``); it imports nothing of this project.
+Runs in ``.venv-verl`` (``benchmarks/peers.sh verl``). Of this project it has only what makes verl
+run on a CPU (``graphpo_agent/engines/verl/cpu*``).
 
     OMP_NUM_THREADS=1 .venv-verl/bin/python benchmarks/peers/verl_step.py TASK_DIR OUT.json
 """
@@ -18,6 +19,8 @@ from typing import Any
 import pandas as pd
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CPU = "graphpo_agent.engines.verl.cpu"
 TIMEOUT_S = 420
 """A worker that dies leaves verl waiting for ever."""
 STEP = re.compile(r"timing_s/step:([0-9.]+)")
@@ -83,7 +86,7 @@ def overrides(task: dict[str, Any], directory: Path, data: Path, steps: int) -> 
         f"{rollout}.log_prob_micro_batch_size_per_gpu=32",
         f"{rollout}.agent.num_workers=1",
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=64",
-        f"+{rollout}.engine_kwargs.vllm.worker_extension_cls=verl_cpu_worker.CpuWorkerExtension",
+        f"+{rollout}.engine_kwargs.vllm.worker_extension_cls={CPU}_vllm.CpuWorkerExtension",
         "reward.num_workers=1",
         f"reward.custom_reward_function.path={HERE}/verl_step.py",
     ]
@@ -92,9 +95,9 @@ def overrides(task: dict[str, Any], directory: Path, data: Path, steps: int) -> 
 def run(task: dict[str, Any], directory: Path, steps: int) -> dict[str, Any]:
     """Train in processes of verl's own and read the seconds of each step from what it prints."""
     environment = os.environ | {
-        "PYTHONPATH": str(HERE / "verl_cpu"),
+        "PYTHONPATH": f"{ROOT / 'graphpo_agent/engines/verl/cpu_start'}:{ROOT}:{HERE}",
         "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "verl_cpu_platform",
+        "VERL_USE_EXTERNAL_MODULES": f"{CPU},verl_patience",
         "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP engine itself runs on any device
         "VERL_ENGINE_VENDOR": "nvidia",
         "VLLM_CPU_KVCACHE_SPACE": "1",
