@@ -76,7 +76,7 @@ def describe_budget(config: RunConfig) -> list[str]:
 
 
 def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
-    """Two or three lines: the memory that training needs and whether it is there.
+    """A few lines: the memory that training needs, whether it is there, and if it could use more.
 
     Args:
         config: the run.
@@ -86,7 +86,26 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
         ModelError: there is no model.
     """
     device = usable_device(device_of(config.model))
-    return memory_of(config, prompt_tokens).lines(free_memory(device), device.type)
+    lines = memory_of(config, prompt_tokens).lines(free_memory(device), device.type)
+    return [*lines, *_describe_rows(config, prompt_tokens)]
+
+
+def _describe_rows(config: RunConfig, prompt_tokens: int) -> list[str]:
+    """A line where the rows of the update are mostly filled with what other rows hold as well."""
+    limit, path = config.update.max_tokens_per_batch, _path_tokens(config, prompt_tokens)
+    alike = prompt_tokens if isinstance(config.method, _CHAINS) else path
+    if limit >= min(2 * alike, prompt_tokens + _graph_tokens(config, 0)):
+        return []
+    return [
+        f"memory: rows of {limit:,} tokens (update.max_tokens_per_batch) hold few paths of about "
+        f"{path:,} tokens: most of each is computed again for the next row; longer rows are faster "
+        "where they fit"
+    ]
+
+
+def _path_tokens(config: RunConfig, prompt_tokens: int) -> int:
+    """Of the path before a token that is learned from, on average."""
+    return prompt_tokens + max(1, config.mode.max_response_tokens // 2)
 
 
 def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
@@ -104,7 +123,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
     if config.model.lora is not None:
         add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
     device, sizes = usable_device(device_of(config.model)), model_sizes(model)
-    on_cpu, path = device.type == "cpu", prompt_tokens + max(1, mode.max_response_tokens // 2)
+    on_cpu, path = device.type == "cpu", _path_tokens(config, prompt_tokens)
     longest = prompt_tokens + mode.max_response_tokens
     compute = compute_options(config)
     if isinstance(config.engine, LocalEngineConfig):

@@ -42,7 +42,7 @@ from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.stretch_attention import stretch_layout
 from graphpo_agent.graph.samples import TrainingSample
-from graphpo_agent.memory import memory_of
+from graphpo_agent.memory import describe_memory, memory_of
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
 from tests.engines.graphs import use_slow_flash_attention
@@ -316,6 +316,30 @@ def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, m
     assert three.sampler == 3 * one.sampler
     parts = (one.weights, one.gradients, one.optimizer, one.activations, one.logits, one.sampler)
     assert one.total == sum(parts), "on a CPU the sampler keeps its memory"
+
+
+@pytest.mark.parametrize(
+    ("method", "prompt", "limit", "told"),
+    [
+        ("{name: tree, schedule: [4, 2, 2]}", 500, 1000, True),  # two paths of 500 + 40 and less
+        ("{name: tree, schedule: [4, 2, 2]}", 500, 1080, False),
+        ("{name: tree, schedule: [2]}", 500, 700, False),  # all of the graph
+        ("{name: grpo, group_size: 40}", 500, 999, True),
+        ("{name: grpo, group_size: 40}", 500, 1000, False),
+        ("{name: grpo, group_size: 40}", 8, 64, False),  # nothing but the prompt is shared
+    ],
+)
+def test_rows_that_mostly_repeat_each_other_are_told(reach, tmp_path, method, prompt, limit, told):
+    path, *changes = run_arguments(
+        reach,
+        tmp_path,
+        f"method={method}",
+        "mode={kind: segment, segment_length: 20, max_response_tokens: 80}",
+        f"update.max_tokens_per_batch={limit}",
+        "model.device=cpu",
+    )
+    lines = describe_memory(load_config(RunConfig, path, changes), prompt)
+    assert any(line.startswith(f"memory: rows of {limit:,} tokens") for line in lines) == told
 
 
 def test_turns_hold_their_observations_and_paths_end_at_their_limit(kb, tmp_path):
