@@ -12,10 +12,12 @@ __all__ = ["replacing", "write_atomically"]
 def replacing(path: Path) -> Iterator[Path]:
     """A place to write a file, which becomes ``path`` if the ``with`` block succeeds.
 
+    Each process has a place of its own: of two that write the same file one comes last, whole.
+
     Raises:
         OSError: it cannot be put there.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
         partial.replace(path)

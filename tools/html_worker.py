@@ -151,13 +151,16 @@ def _parsed(html: str) -> lxml.html.HtmlElement | None:
 
 
 def _text_only(source: str) -> str:
-    """With a space for each character that XML has no place for, written as it is or by number."""
+    """With a space for each character that XML has no place for, written as it is or by number.
+
+    NULs are left out, as in a browser.
+    """
 
     def without(match: re.Match[str]) -> str:
         code = int(match[1], 16) if match[1] else int(match[2])
         return " " if code > 0x10FFFF or _NO_TEXT.match(chr(code)) else match[0]
 
-    return _BY_NUMBER.sub(without, _NO_TEXT.sub(" ", source))
+    return _BY_NUMBER.sub(without, _NO_TEXT.sub(" ", source.replace("\0", "")))
 
 
 def _drop_unseen(tree: lxml.html.HtmlElement) -> None:

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.rollout.grow import Rollout
 
@@ -58,7 +58,7 @@ def credit_metrics(credits: Sequence[Credit]) -> dict[str, float]:
     return metrics
 
 
-def num_merged(classes: NDArray[np.int64]) -> int:
+def num_merged(classes: IntArray) -> int:
     """Nodes that share their class with another node."""
     return int(np.count_nonzero(np.bincount(classes)[classes] > 1))
 

@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import os
 
 import pytest
@@ -69,6 +70,25 @@ demonstration_lists = st.lists(
     max_size=5,
     unique_by=lambda demonstration: demonstration.id,
 )
+
+
+def test_of_two_processes_that_write_the_same_file_the_last_one_stays_whole(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    other = multiprocessing.get_context("fork").Process(
+        target=write_rows, args=(path, [{"by": "other"}] * 3)
+    )
+
+    def rows():
+        yield {"by": "me"}
+        other.start()
+        other.join(60)
+        assert path.read_text() == '{"by": "other"}\n' * 3
+        yield {"by": "me"}
+
+    write_rows(path, rows())
+    assert other.exitcode == 0
+    assert path.read_text() == '{"by": "me"}\n' * 2
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @given(tasks=tasks_lists)

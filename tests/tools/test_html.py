@@ -198,6 +198,14 @@ def test_characters_that_xml_has_no_place_for_are_spaces(pool, character):
         assert feed_of(pool, feed)[1].split() == ["An", "old", "oak.", "And", "ivy."]
 
 
+def test_nuls_inside_words_are_not_there(pool):
+    page = "<p>An o\0a\0k is a tree.</p>"
+    assert text_of(pool, page)[1] == "An oak is a tree."
+    assert feed_of(pool, f"<rss><item><description>{page}</description></item></rss>")[1] == (
+        "An oak is a tree."
+    )
+
+
 def test_a_feed_of_entities_neither_explodes_nor_reads_files(pool):
     text = feed_of(pool, BOMB)[1]
     assert "An oak" in text

@@ -154,21 +154,16 @@ class LocalEngine:
         sums = MetricSums()
         with state_on_device(self._optimizer, self._options.offload):
             for number, members in enumerate(plan):
-                unchanged = recompute and number == 0
-                counted = [trained[i] for i in members]
-                data = _TokenData(
-                    token_weights(counted, options.loss_aggregation, options.horizon),
-                    None if unchanged else np.concatenate([old[i] for i in members]),
-                    None if reference is None else np.concatenate([reference[i] for i in members]),
-                )
+                first = recompute and number == 0
+                data = _token_data(members, trained, None if first else old, reference, options)
                 logprobs = self._learn(
                     [computed[i] for i in members],
                     data,
                     options,
                     sums,
-                    lambda share, before=number: learned((before + share) / len(plan)),
+                    lambda share, done=number: learned((done + share) / len(plan)),
                 )
-                if unchanged:
+                if first:
                     for i, values in zip(members, logprobs, strict=True):
                         old[i] = values
                 self._step(options, "update_steps", sums)
@@ -346,6 +341,30 @@ class LocalEngine:
 def _moving(sample: TrainingSample) -> TrainingSample:
     """A sample whose tokens without an advantage are context."""
     return replace(sample, loss_mask=moving_tokens(sample))
+
+
+def _token_data(
+    members: IntArray,
+    samples: Sequence[TrainingSample],
+    old: Sequence[FloatArray] | None,
+    reference: Sequence[FloatArray] | None,
+    options: UpdateOptions,
+) -> _TokenData:
+    """What the objective needs of one minibatch.
+
+    Args:
+        members: which of the samples are in it.
+        samples: of the whole update.
+        old: per sample [tokens] log-probabilities; None as in ``_TokenData``.
+        reference: likewise.
+        options: how token losses become one number.
+    """
+    counted = [samples[i] for i in members]
+    return _TokenData(
+        token_weights(counted, options.loss_aggregation, options.horizon),
+        None if old is None else np.concatenate([old[i] for i in members]),
+        None if reference is None else np.concatenate([reference[i] for i in members]),
+    )
 
 
 def _recorded_logprobs(samples: Sequence[TrainingSample]) -> list[FloatArray]:

@@ -255,6 +255,7 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
     itemsize = parameters[0].element_size()
     heads = config.num_attention_heads
     size = head_dim(config)
+    experts: int = getattr(config, "num_experts_per_tok", None) or 0
     query_width = heads * size
     key_width = (config.to_dict().get("num_key_value_heads") or heads) * size
     return ModelSizes(
@@ -262,8 +263,8 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        intermediate=_intermediate_size(config),
-        experts=getattr(config, "num_experts_per_tok", None) or 0,
+        intermediate=_intermediate_size(config, experts),
+        experts=experts,
         query_width=query_width,
         key_width=key_width,
         norm_width=_norm_width(model, query_width, key_width),
@@ -279,7 +280,7 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
 
 def _norm_width(model: PreTrainedModel, query_width: int, key_width: int) -> int:
     """Of all norms of a layer; one of queries or keys is named so and takes all heads'."""
-    hidden: int = cast(int, model.config.hidden_size)
+    hidden = cast(int, model.config.hidden_size)
     widths, total = {"q": query_width, "k": key_width}, 0
     for name, module in model.named_modules():
         *path, own = name.split(".")
@@ -289,15 +290,14 @@ def _norm_width(model: PreTrainedModel, query_width: int, key_width: int) -> int
     return total // model.config.num_hidden_layers
 
 
-def _intermediate_size(config: PretrainedConfig) -> int:
+def _intermediate_size(config: PretrainedConfig, experts: int) -> int:
     """Width of the inner products of a token's layer; most families call it so, GPT-2 and OPT not.
 
-    Of a layer of experts that of all that a token goes through.
+    Of a layer of experts that of all ``experts`` that a token goes through.
     """
     names = ("intermediate_size", "n_inner", "ffn_dim")
     given = [size for name in names if (size := getattr(config, name, None))]
     width = given[0] if given else 4 * config.hidden_size
-    experts = getattr(config, "num_experts_per_tok", None) or 0
     if not experts:
         return width
     shared = getattr(config, "shared_expert_intermediate_size", None) or 0
