@@ -36,6 +36,7 @@ from graphpo_agent.engines.local.memory import (
     token_bytes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
+from graphpo_agent.engines.local.parts import row_limit
 from graphpo_agent.engines.local.pieces import block_length
 from graphpo_agent.engines.local.shelves import shelf_capacity
 from graphpo_agent.graph.budget import branching_at
@@ -93,13 +94,14 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
 def _describe_rows(config: RunConfig, prompt_tokens: int) -> list[str]:
     """A line where the rows of the update are mostly filled with what other rows hold as well."""
     limit, path = config.update.max_tokens_per_batch, _path_tokens(config, prompt_tokens)
+    row = row_limit(limit, prompt_tokens + config.mode.max_response_tokens)
     alike = prompt_tokens if isinstance(config.method, _CHAINS) else path
-    if limit >= min(2 * alike, prompt_tokens + _graph_tokens(config, 0)):
+    if row >= min(2 * alike, prompt_tokens + _graph_tokens(config, 0)):
         return []
     return [
-        f"memory: rows of {limit:,} tokens (update.max_tokens_per_batch) hold few paths of about "
-        f"{path:,} tokens: most of each is computed again for the next row; longer rows are faster "
-        "where they fit"
+        f"memory: rows of {row:,} tokens (update.max_tokens_per_batch is {limit:,}) hold few paths "
+        f"of about {path:,} tokens: most of each is computed again for the next row; longer rows "
+        "are faster where they fit"
     ]
 
 
@@ -136,7 +138,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
     needs = UpdateSizes(
-        max_tokens=max(update.max_tokens_per_batch, longest),
+        max_tokens=row_limit(update.max_tokens_per_batch, longest),
         block_tokens=block_length(path),
         path_tokens=path,
         reference=update.kl_coefficient > 0 and config.model.lora is None,

@@ -29,7 +29,7 @@ __all__ = [
 
 _MASTER_BYTES = 4
 _ROW_TOKENS = (
-    "update.max_tokens_per_batch (or mode.max_response_tokens: a row holds a whole path at least)"
+    "update.max_tokens_per_batch (or mode.max_response_tokens: a row holds a whole path and more)"
 )
 
 

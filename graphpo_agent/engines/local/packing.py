@@ -57,7 +57,7 @@ def pack(samples: Sequence[TrainingSample], max_tokens: int) -> list[PackedBatch
 
     Tokens that no trained token follows are left out. A sample with more tokens than that is cut
     into parts that compute their common ancestors again; a row is longer than ``max_tokens`` only
-    where a single path is, and then no longer than the longest path of its graph.
+    where nine eighths of the longest path of its graph are (``row_limit``).
     """
     if not samples:
         return []

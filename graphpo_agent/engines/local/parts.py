@@ -18,7 +18,7 @@ from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.forest import joined_parents
 from graphpo_agent.graph.samples import TrainingSample
 
-__all__ = ["Part", "cut", "joined", "whole"]
+__all__ = ["Part", "cut", "joined", "row_limit", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,16 @@ def whole(sample: TrainingSample, start: int, shared: SharedTokens) -> Part:
     )
 
 
-def cut(part: Part, max_tokens: int) -> Iterator[Part]:
-    """Cut a part, in depth-first order, into parts of at most ``max_tokens`` tokens.
+def row_limit(max_tokens: int, longest_path: int) -> int:
+    """Tokens that a row holds at most: a whole path, and beside it what an eighth has room for.
 
-    Where a single path is longer, the longest path is the limit instead.
+    Long prompts that short answers branch from would else be computed again for every answer.
     """
+    return max(max_tokens, longest_path + longest_path // 8)
+
+
+def cut(part: Part, max_tokens: int) -> Iterator[Part]:
+    """Cut a part, in depth-first order, into parts of at most ``row_limit`` tokens."""
     if part.num_tokens <= max_tokens:
         yield part
         return
@@ -108,7 +113,7 @@ def cut(part: Part, max_tokens: int) -> Iterator[Part]:
     above = _tokens_above(part)[order]
     ends = np.cumsum(part.kept[order])
     starts = ends - part.kept[order]
-    limit = max(max_tokens, int((above + part.kept[order]).max()))
+    limit = row_limit(max_tokens, int((above + part.kept[order]).max()))
     begin = 0
     while begin < len(order):
         room = limit - above[begin]
