@@ -242,8 +242,9 @@ class UpdateConfig(Strict):
     """What ratios are taken against: log-probabilities computed before the first minibatch, or
     those that were recorded while sampling."""
     max_tokens_per_batch: Positive = 4096
-    """Tokens in one forward pass; bounds memory. A larger graph is cut into several passes that
-    compute its prefixes again; a path is never cut. On a CPU more is slower."""
+    """Tokens in one forward pass, or nine eighths of the longest path; bounds memory. A larger
+    graph is cut into several passes that compute its prefixes again; a path is never cut. On a CPU
+    more is slower, unless prompts are long."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, one more forward pass."""
     compile_layers: bool = False

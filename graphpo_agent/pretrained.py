@@ -84,6 +84,7 @@ def load_pretrained(
             name, dtype=_DTYPES[dtype], local_files_only=local, output_loading_info=True
         )
         model = model.to(torch.device(device)).eval()
+        model.config.return_dict = True  # what passes give is read by name
     except Exception as error:  # of no narrower kind, where a file is damaged
         reason = why_not_loaded(name, error)
         raise ModelError(

@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import numpy as np
@@ -61,6 +62,14 @@ def test_batches_give_what_each_text_gives_alone(directory, pooling, batch_size)
     embedder = EncoderEmbedder(directory, pooling=pooling, normalize=False, batch_size=batch_size)
     expected = np.stack([alone(directory, text, pooling) for text in TEXTS])
     np.testing.assert_allclose(embedder.embed(TEXTS), expected, atol=1e-5)
+
+
+def test_a_configuration_that_asks_for_tuples_changes_nothing(directory, tmp_path):
+    copy = shutil.copytree(directory, tmp_path / "encoder")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"return_dict": False}))
+    expected = EncoderEmbedder(directory).embed(TEXTS)
+    np.testing.assert_array_equal(EncoderEmbedder(copy).embed(TEXTS), expected)
 
 
 def test_normalised_rows_have_length_one_and_blank_text_is_zero(directory):

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from graphpo_agent.engines.local.engine import LocalEngine
+from graphpo_agent.engines.local.forward import check_flat_layout
 from graphpo_agent.engines.local.model import (
     check_context,
     check_vocabulary,
@@ -27,7 +28,7 @@ from graphpo_agent.engines.local.model import (
     told_reach,
     usable_device,
 )
-from graphpo_agent.engines.local.options import OptimizerOptions
+from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.rollout.scheduler import complete
@@ -62,6 +63,12 @@ def test_a_saved_model_loads_in_the_asked_precision(model_dir, make_model):
     assert not model.training
     for name, weight in make_model().state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
+
+
+def test_a_configuration_that_asks_for_tuples_changes_nothing(model_dir):
+    path = model_dir / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"return_dict": False}))
+    check_flat_layout(load_model(str(model_dir)), ComputeOptions())
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])

@@ -78,6 +78,7 @@ def load_model(
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(whole, info)
     context_limit(model.config)
+    model.config.return_dict = True  # what passes give is read by name
     _mend_generation(model)
     for directory in adapters:
         model = merge_adapters(model, directory)
