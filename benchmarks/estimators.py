@@ -174,9 +174,7 @@ def node_values(bench: Bench, rollout: Rollout, continuations: int) -> np.ndarra
     states: list[PathState] = []
     for v in open_nodes.tolist():
         state = rollout.states[v]
-        tokens = np.concatenate(
-            [graph.token_ids[graph.offsets[u] : graph.offsets[u + 1]] for u in [0, *graph.path(v)]]
-        )
+        tokens = np.concatenate([graph.token_ids[graph.span(u)] for u in [0, *graph.path(v)]])
         states.append(replace(state, context=policy.open(tokens.tolist())))
     values[open_nodes] = mean_rewards(bench, states, continuations)
     policy.release()

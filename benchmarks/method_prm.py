@@ -70,7 +70,7 @@ def _examples(tokenizer: PreTrainedTokenizerBase, tasks: Path, graphs: Path) -> 
         for leaf in graph.terminals.tolist():
             pieces = [questions[graph.id]]
             for v in graph.path(leaf):
-                span = slice(graph.offsets[v], graph.offsets[v + 1])
+                span = graph.span(v)
                 own = graph.token_ids[span][graph.loss_mask[span]].tolist()
                 pieces.append(str(tokenizer.decode(own, skip_special_tokens=True)))
             encoded = tokenizer("".join(pieces), return_offsets_mapping=True)

@@ -107,7 +107,7 @@ def _node_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
 
 
 def _token_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
-    span = slice(graph.offsets[v], graph.offsets[v + 1])
+    span = graph.span(v)
     record: dict[str, Any] = {}
     if graph.has_tokens[v]:
         record["tokens"] = graph.token_ids[span].tolist()

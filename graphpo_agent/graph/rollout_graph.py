@@ -292,6 +292,10 @@ class RolloutGraph:
             v = int(self.parent[v])
         return nodes[::-1]
 
+    def span(self, v: int | np.int64) -> slice:
+        """Where the tokens of the edge to ``v``, of the prompt at the root, stand in [T] arrays."""
+        return slice(int(self.offsets[v]), int(self.offsets[v + 1]))
+
 
 def default_trees(parent: IntArray, tree: IntArray) -> IntArray:
     """Tree numbers, -1 filled in: one tree under each child of the root, inherited below it.

@@ -292,7 +292,7 @@ def _whole_edges(graph: RolloutGraph, leaf: int, count: int) -> tuple[int, int]:
 
 def _check_known(graph: RolloutGraph, path: Sequence[int]) -> None:
     for v in path:
-        span = slice(graph.offsets[v], graph.offsets[v + 1])
+        span = graph.span(v)
         sampled = graph.loss_mask[span]
         missing = "tokens" if not graph.has_tokens[v] else "logprobs"
         if missing == "tokens" or np.isnan(graph.logprobs[span][sampled]).any():

@@ -116,7 +116,7 @@ class SpoChain:
     def _uncertain(self, graph: RolloutGraph, path: list[int]) -> Iterator[tuple[int, int]]:
         """(edge, place in it) of the uncertain tokens along a path that can be sampled anew."""
         for v in path:
-            here = slice(int(graph.offsets[v]), int(graph.offsets[v + 1]))
+            here = graph.span(v)
             sampled = graph.loss_mask[here]
             low = sampled & (np.exp(graph.logprobs[here]) < np.float32(self.max_probability))
             for offset in np.flatnonzero(low).tolist():

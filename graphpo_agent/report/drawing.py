@@ -144,7 +144,7 @@ def node_facts(
         ]
         facts.append(("advantage", signed(float(credit.advantages[:, node].sum()), 3)))
     facts.append(("tokens", str(graph.num_tokens[node])))
-    tokens = graph.token_ids[graph.offsets[node] : graph.offsets[node + 1]]
+    tokens = graph.token_ids[graph.span(node)]
     text = decode(tokens.tolist()) if decode is not None and graph.has_tokens[node] else None
     texts = zip(LONG_FACTS, (graph.keys[node], graph.states[node], text), strict=True)
     return facts + [(name, _cut(value)) for name, value in texts if value is not None]

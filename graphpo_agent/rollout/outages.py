@@ -73,7 +73,7 @@ def _told(rollouts: Sequence[Rollout], decode: Callable[[Sequence[int]], str]) -
     for rollout in rollouts:
         if "tool_outage" in rollout.statuses:
             graph, node = rollout.graph, rollout.statuses.index("tool_outage")
-            edge = slice(graph.offsets[node], graph.offsets[node + 1])
+            edge = graph.span(node)
             observed = graph.token_ids[edge][~graph.loss_mask[edge]]
             return decode(observed.tolist())
     return ""

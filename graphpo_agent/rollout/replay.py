@@ -158,7 +158,7 @@ class _Told:
 
     def _sampled(self, request: SampleRequest) -> Completion:
         graph, v = self._graph, self._v
-        span = slice(graph.offsets[v], graph.offsets[v + 1])
+        span = graph.span(v)
         sampled = graph.loss_mask[span]
         tokens = tuple(graph.token_ids[span][sampled].tolist())
         if not 1 <= len(tokens) <= request.max_new_tokens:
@@ -220,11 +220,11 @@ def _mistake(graph: RolloutGraph, v: int | np.int64, what: str) -> GraphError:
 
 
 def _tokens(graph: RolloutGraph, v: int) -> tuple[int, ...]:
-    return tuple(graph.token_ids[graph.offsets[v] : graph.offsets[v + 1]].tolist())
+    return tuple(graph.token_ids[graph.span(v)].tolist())
 
 
 def _mask(graph: RolloutGraph, v: int) -> tuple[int, ...]:
-    mask: IntArray = graph.loss_mask[graph.offsets[v] : graph.offsets[v + 1]].astype(np.int64)
+    mask: IntArray = graph.loss_mask[graph.span(v)].astype(np.int64)
     return tuple(mask.tolist())
 
 

@@ -59,5 +59,5 @@ class StepScoring:
 
     def _own_words(self, graph: RolloutGraph, v: int) -> str:
         """The text that the policy sampled on an edge."""
-        span = slice(graph.offsets[v], graph.offsets[v + 1])
+        span = graph.span(v)
         return self.tokenizer.decode(graph.token_ids[span][graph.loss_mask[span]].tolist())
