@@ -94,7 +94,7 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
 def _describe_rows(config: RunConfig, prompt_tokens: int) -> list[str]:
     """A line where the rows of the update are mostly filled with what other rows hold as well."""
     limit, path = config.update.max_tokens_per_batch, _path_tokens(config, prompt_tokens)
-    row = row_limit(limit, prompt_tokens + config.mode.max_response_tokens)
+    row = _row_tokens(config, prompt_tokens)
     alike = prompt_tokens if isinstance(config.method, _CHAINS) else path
     if row >= min(2 * alike, prompt_tokens + _graph_tokens(config, 0)):
         return []
@@ -103,6 +103,12 @@ def _describe_rows(config: RunConfig, prompt_tokens: int) -> list[str]:
         f"of about {path:,} tokens: most of each is computed again for the next row; longer rows "
         "are faster where they fit"
     ]
+
+
+def _row_tokens(config: RunConfig, prompt_tokens: int) -> int:
+    """Of the longest row of the update."""
+    longest = prompt_tokens + config.mode.max_response_tokens
+    return row_limit(config.update.max_tokens_per_batch, longest)
 
 
 def _path_tokens(config: RunConfig, prompt_tokens: int) -> int:
@@ -138,7 +144,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
     needs = UpdateSizes(
-        max_tokens=row_limit(update.max_tokens_per_batch, longest),
+        max_tokens=_row_tokens(config, prompt_tokens),
         block_tokens=block_length(path),
         path_tokens=path,
         reference=update.kl_coefficient > 0 and config.model.lora is None,
