@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,12 @@ class Checkpoints:
         """
         final = self._path / f"step-{step:06d}"
         partial = self._scratch / final.name
-        self._discard()
-        try:
+        with self._clean():
             save(partial)
             write_atomically(partial / PROGRESS, json.dumps(progress))
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
-        finally:
-            self._discard()
-        self._discard(*self.whole()[:-keep])
+            self._discard(self.whole()[:-keep])
 
     def whole(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
@@ -53,10 +51,20 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Delete all of them."""
-        self._discard(*self.whole())
+        with self._clean():
+            self._discard(self.whole())
 
-    def _discard(self, *checkpoints: Path) -> None:
-        """Delete checkpoints, of which a kill leaves no half in sight, and what a kill has left."""
+    @contextmanager
+    def _clean(self) -> Iterator[None]:
+        """Without what a kill has left; leaves nothing itself, also where an interrupt ends it."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        try:
+            yield
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _discard(self, checkpoints: Sequence[Path]) -> None:
+        """Delete checkpoints, of which a kill leaves no half in sight."""
         for checkpoint in checkpoints:
             self._scratch.mkdir(exist_ok=True)
             checkpoint.rename(self._scratch / checkpoint.name)
