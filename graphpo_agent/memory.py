@@ -1,5 +1,6 @@
 """What a configuration will need of the machine's memory, before anything is loaded."""
 
+import numpy as np
 import torch
 
 from graphpo_agent.build import compute_options, device_of, gib
@@ -36,10 +37,11 @@ from graphpo_agent.engines.local.memory import (
     token_bytes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
+from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.parts import row_limit
-from graphpo_agent.engines.local.pieces import block_length
 from graphpo_agent.engines.local.shelves import shelf_capacity
 from graphpo_agent.graph.budget import branching_at
+from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = ["describe_budget", "describe_memory", "memory_of"]
 
@@ -93,7 +95,8 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
 
 def _describe_rows(config: RunConfig, prompt_tokens: int) -> list[str]:
     """A line where the rows of the update are mostly filled with what other rows hold as well."""
-    limit, path = config.update.max_tokens_per_batch, _path_tokens(config, prompt_tokens)
+    limit = config.update.max_tokens_per_batch
+    path = prompt_tokens + max(1, config.mode.max_response_tokens // 2)  # before a learned token
     row = _row_tokens(config, prompt_tokens)
     alike = prompt_tokens if isinstance(config.method, _CHAINS) else path
     if row >= min(2 * alike, prompt_tokens + _graph_tokens(config, 0)):
@@ -111,9 +114,33 @@ def _row_tokens(config: RunConfig, prompt_tokens: int) -> int:
     return row_limit(config.update.max_tokens_per_batch, longest)
 
 
-def _path_tokens(config: RunConfig, prompt_tokens: int) -> int:
-    """Of the path before a token that is learned from, on average."""
-    return prompt_tokens + max(1, config.mode.max_response_tokens // 2)
+def _row(config: RunConfig, prompt_tokens: int) -> PackedBatch:
+    """The first row of the update, if every edge of a graph is at its limit."""
+    mode, edge = config.mode, sum(_edge_tokens(config))
+    path = mode.max_response_tokens
+    if not isinstance(mode, SegmentMode):
+        path = min(path, mode.max_turns * edge)
+    schedule, limit = _schedule(config.method, path), _row_tokens(config, prompt_tokens)
+    parent, ends = [-1], [max(1, prompt_tokens)]
+    to_come = [(0, 1, path)] * branching_at(schedule, 1)
+    while to_come and ends[-1] < limit:  # depth first
+        above, layer, left = to_come.pop()
+        if left > edge:
+            below = (len(parent), layer + 1, left - edge)
+            to_come += [below] * branching_at(schedule, layer + 1)
+        parent.append(above)
+        ends.append(ends[-1] + min(edge, left))
+    tokens = np.arange(ends[-1])  # all different: nothing begins alike by chance
+    sample = TrainingSample(
+        graph_id="the largest",
+        parent=np.array(parent),
+        offsets=np.array([0, *ends]),
+        token_ids=tokens,
+        loss_mask=tokens >= ends[0],
+        logprobs=np.zeros(len(tokens), np.float32),
+        advantages=np.ones((1, len(parent))),
+    )
+    return pack([sample], limit)[0]
 
 
 def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
@@ -131,7 +158,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
     if config.model.lora is not None:
         add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
     device, sizes = usable_device(device_of(config.model)), model_sizes(model)
-    on_cpu, path = device.type == "cpu", _path_tokens(config, prompt_tokens)
+    on_cpu = device.type == "cpu"
     longest = prompt_tokens + mode.max_response_tokens
     compute = compute_options(config)
     if isinstance(config.engine, LocalEngineConfig):
@@ -145,8 +172,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
     needs = UpdateSizes(
         max_tokens=_row_tokens(config, prompt_tokens),
-        block_tokens=block_length(path),
-        path_tokens=path,
+        row=_row(config, prompt_tokens),
         reference=update.kl_coefficient > 0 and config.model.lora is None,
         entropy_bonus=update.entropy_coefficient != 0,
         offload=update.offload_optimizer and not on_cpu,

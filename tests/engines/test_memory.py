@@ -38,7 +38,6 @@ from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
-from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.stretch_attention import stretch_layout
 from graphpo_agent.graph.samples import TrainingSample
@@ -102,11 +101,12 @@ def saved_bytes(model, batch, compute):
 
 
 def sizes_of(batch: PackedBatch) -> UpdateSizes:
-    buckets, _ = cut_into_buckets(batch)
-    blocks = sum(len(bucket.own_lengths) for bucket in buckets)
-    paths = sum(int(bucket.path_lengths.sum()) for bucket in buckets)
-    num_tokens = len(batch.token_ids)
-    return UpdateSizes(num_tokens, num_tokens // blocks, paths // blocks)
+    return UpdateSizes(len(batch.token_ids), batch)
+
+
+def any_sizes(max_tokens: int) -> UpdateSizes:
+    (batch,) = pack([tree_sample((2,), 3, 4)], 100)
+    return UpdateSizes(max_tokens, batch)
 
 
 @pytest.mark.parametrize(
@@ -117,19 +117,20 @@ def sizes_of(batch: PackedBatch) -> UpdateSizes:
         (("llama", 96, 4, 6, 3), (6, 2, 1, 1), 24),
     ],
 )
+@pytest.mark.parametrize("prompt", [48, 700])
 @pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(autocast=True)])
 @pytest.mark.parametrize("adapters", [False, True])
-def test_activations_are_within_a_third_of_what_is_saved(
-    shape, schedule, segment, compute, adapters
+def test_activations_are_within_a_fifth_of_what_is_saved(
+    shape, schedule, segment, prompt, compute, adapters
 ):
     model = make(*shape)
     if adapters:
         add_adapters(model if compute.autocast else model.bfloat16(), LoraOptions(4, 8.0))
-    (batch,) = pack([tree_sample(schedule, segment, 48)], 10_000)
+    (batch,) = pack([tree_sample(schedule, segment, prompt)], 10_000)
     estimate = estimate_memory(model_sizes(model), sizes_of(batch), compute)
     logprobs = len(batch.target_ids) * 500 * 4
     measured = saved_bytes(model, batch, compute) - logprobs
-    assert 0.75 < estimate.activations / measured < 1.33
+    assert 0.8 < estimate.activations / measured < 1.2
 
 
 LAYER = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3}
@@ -202,7 +203,7 @@ def test_weights_gradients_and_optimiser_state_are_exact(kind, adapters, dtype):
     if adapters:
         add_adapters(model, LoraOptions(4, 8.0))
     estimate = estimate_memory(
-        model_sizes(model), UpdateSizes(10, 5, 10, reference=True), ComputeOptions()
+        model_sizes(model), replace(any_sizes(10), reference=True), ComputeOptions()
     )
     optimizer = make_adamw(model, OptimizerOptions())
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -253,7 +254,7 @@ def test_families_that_name_their_width_otherwise_are_sized_too(config, width):
 
 def test_the_total_is_that_of_the_larger_phase():
     model = model_sizes(make("qwen2", 64, 2, 4, 2))
-    update = UpdateSizes(1000, 10, 40, sampler_bytes=GIB)
+    update = replace(any_sizes(1000), sampler_bytes=GIB)
     at = estimate_memory(model, update, ComputeOptions())
     assert at.total == 2 * at.weights + at.optimizer + GIB, "a CPU samples with copies"
     other = estimate_memory(model, replace(update, model_samples=False), ComputeOptions())
@@ -263,7 +264,7 @@ def test_the_total_is_that_of_the_larger_phase():
     away = estimate_memory(model, replace(update, offload=True), ComputeOptions())
     assert away.total == 2 * at.weights + GIB
     without = estimate_memory(model, replace(update, sampler_bytes=0), ComputeOptions())
-    updating = at.gradients + at.optimizer + at.activations + at.logits
+    updating = at.gradients + at.optimizer + at.activations + at.logits + at.heap
     assert without.total == at.weights + updating
     stays = estimate_memory(model, replace(update, sampler_stays=True), ComputeOptions())
     assert stays.total == at.weights + updating + GIB
@@ -277,7 +278,7 @@ def test_sampled_tokens_take_what_the_samplers_pool_takes(autocast):
     pool.allocate(10_000)
     at = estimate_memory(
         model_sizes(model),
-        UpdateSizes(10, 5, 10, sampled_tokens=10_000),
+        replace(any_sizes(10), sampled_tokens=10_000),
         ComputeOptions(autocast=autocast),
     )
     assert at.sampler == pool._tokens.nbytes
@@ -314,7 +315,15 @@ def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, m
     sampled = 75 if "budget.tokens=75" in method else edges * 10
     assert one.sampler == (sampled + edges * (PAGE - 1)) * token, "a page may have room left"
     assert three.sampler == 3 * one.sampler
-    parts = (one.weights, one.gradients, one.optimizer, one.activations, one.logits, one.sampler)
+    parts = (
+        one.weights,
+        one.gradients,
+        one.optimizer,
+        one.activations,
+        one.logits,
+        one.heap,
+        one.sampler,
+    )
     assert one.total == sum(parts), "on a CPU the sampler keeps its memory"
 
 
@@ -383,10 +392,29 @@ def test_a_row_holds_a_whole_path_however_short_rows_are_to_be(reach, tmp_path):
         told(reach, tmp_path, *run, f"update.max_tokens_per_batch={tokens}").activations
         for tokens in (1, 562, 1124)
     )
-    assert 0 < short == path == long // 2, "nine eighths of a path"
+    assert 0 < short == path == pytest.approx(long / 2, rel=0.01), "nine eighths of a path"
 
 
-def test_prompts_are_kept_once_a_graph_and_lie_before_every_block(reach, tmp_path):
+@pytest.mark.parametrize("prompt", [50, 500])
+@pytest.mark.parametrize(
+    ("method", "schedule", "segment"),
+    [
+        ("{name: tree, schedule: [2, 3]}", (2, 3, 1, 1), 10),
+        ("{name: grpo, group_size: 6}", (6,), 40),
+        ("{name: tree, schedule: [4]}", (4, 1), 20),  # later layers go on with one
+    ],
+)
+def test_the_row_is_of_the_methods_own_graphs(reach, tmp_path, method, schedule, segment, prompt):
+    mode = f"{{kind: segment, segment_length: {segment}, max_response_tokens: 40}}"
+    run = (f"method={method}", f"mode={mode}", "model.device=cpu")
+    found = told(reach, tmp_path, *run, "update.max_tokens_per_batch=2000", prompt_tokens=prompt)
+    (batch,) = pack([tree_sample(schedule, segment, prompt)], 2000)
+    sizes = model_sizes(load_model(str(reach / "policy")))
+    wanted = estimate_memory(sizes, UpdateSizes(2000, batch), ComputeOptions())
+    assert found.activations == pytest.approx(wanted.activations, rel=0.01)
+
+
+def test_prompts_are_kept_once_a_graph_and_fill_rows(reach, tmp_path):
     run = (
         "method={name: grpo, group_size: 4}",
         "mode={kind: segment, segment_length: 10, max_response_tokens: 30}",
@@ -396,7 +424,6 @@ def test_prompts_are_kept_once_a_graph_and_lie_before_every_block(reach, tmp_pat
     without, behind = (told(reach, tmp_path, *run, prompt_tokens=n) for n in (0, 500))
     token = kv_shape(load_model(str(reach / "policy"))).bytes_per_token
     assert behind.sampler - without.sampler == 3 * 500 * token
-    assert behind.activations > 1.5 * without.activations, "what attention gathers"
     run = (*run, "update.max_tokens_per_batch=1")
     rows = [told(reach, tmp_path, *run, prompt_tokens=n).logits for n in (0, 500)]
     assert rows[1] == rows[0] // 33 * 596, "a row holds nine eighths of a path at least"
@@ -411,7 +438,7 @@ def test_vllm_holds_weights_of_its_own_beside_its_keys_and_values(reach, tmp_pat
 
 
 def test_the_estimate_is_told_in_lines_and_names_the_setting_to_lower():
-    estimate = MemoryEstimate(GIB, 0, GIB, 2 * GIB, 40 * GIB, 300 * 2**20, GIB, 45 * GIB)
+    estimate = MemoryEstimate(GIB, 0, GIB, 2 * GIB, 40 * GIB, 300 * 2**20, 0, GIB, 45 * GIB)
     first, second = estimate.lines(64 * GIB, "cpu")
     assert first == "memory: about 45.0 GiB of 64.0 GiB free on cpu"
     assert second.startswith("memory: weights 1.0 GiB, gradients 1.0 GiB, optimizer 2.0 GiB")
@@ -420,7 +447,7 @@ def test_the_estimate_is_told_in_lines_and_names_the_setting_to_lower():
     assert warning.startswith("warning: ") and "max_tokens_per_batch" in warning
     lora = replace(estimate, activations=0, sampler=9 * GIB).lines(GIB, "cpu")[2]
     assert "train.prompts_per_step" in lora
-    weights = MemoryEstimate(9 * GIB, 0, 0, 0, 0, 0, 0, 9 * GIB).lines(GIB, "cpu")[2]
+    weights = MemoryEstimate(9 * GIB, 0, 0, 0, 0, 0, 0, 0, 9 * GIB).lines(GIB, "cpu")[2]
     assert "model.lora with model.dtype bfloat16" in weights
 
 

@@ -22,7 +22,7 @@ from graphpo_agent.engines.local.arrays import ranges
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
-__all__ = ["Bucket", "Stretches", "block_length", "cut_into_buckets"]
+__all__ = ["Bucket", "Stretches", "cut_into_buckets"]
 
 _SHORTEST_RUN = 128
 _LENGTH_RATIO = 1.5
@@ -134,14 +134,6 @@ class Bucket:
         return seen
 
 
-def block_length(mean_path: float) -> int:
-    """Tokens of a block, for paths of this many tokens.
-
-    Longer blocks gather fewer keys and mask more products: about a quarter of a path is best.
-    """
-    return int(2 ** np.clip(np.round(np.log2(mean_path / 4.0)), 6, 8))
-
-
 def cut_into_buckets(batch: PackedBatch) -> tuple[tuple[Bucket, ...], IntArray]:
     """The pieces of a row; every token is an own query of exactly one bucket.
 
@@ -173,11 +165,19 @@ def _pieces(batch: PackedBatch, stretches: Stretches) -> tuple[IntArray, IntArra
     starts, is_run = stretches.starts[begins], is_run[begins]
     lengths = np.diff(starts, append=len(batch.token_ids))
     mean_path = float(batch.position_ids.mean()) + 1.0
-    size = np.where(is_run, lengths, block_length(mean_path))
+    size = np.where(is_run, lengths, _block_length(mean_path))
     counts = -(-lengths // size)
     within = ranges(counts) * np.repeat(size, counts)
     own = np.minimum(np.repeat(size, counts), np.repeat(lengths, counts) - within)
     return np.repeat(starts, counts) + within, own, np.repeat(is_run, counts)
+
+
+def _block_length(mean_path: float) -> int:
+    """Tokens of a block, for paths of this many tokens.
+
+    Longer blocks gather fewer keys and mask more products: about a quarter of a path is best.
+    """
+    return int(2 ** np.clip(np.round(np.log2(mean_path / 4.0)), 6, 8))
 
 
 def _groups(paths: IntArray, own: IntArray, causal: BoolArray) -> list[IntArray]:
