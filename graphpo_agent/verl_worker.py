@@ -137,11 +137,10 @@ def _untrained(rollout: Rollout, terms: int) -> WeightedRow:
     """The first path of a graph, none of it trained."""
     graph = rollout.graph
     path = [0, *graph.path(int(graph.leaves[0]))]
-    spans = [np.arange(graph.offsets[v], graph.offsets[v + 1]) for v in path]
-    tokens = np.concatenate(spans)
+    tokens = np.r_[tuple(graph.span(v) for v in path)]
     return WeightedRow(
         token_ids=graph.token_ids[tokens],
-        prompt_tokens=len(spans[0]),
+        prompt_tokens=int(graph.offsets[1]),
         loss_mask=graph.loss_mask[tokens],
         logprobs=graph.logprobs[tokens],
         weights=np.zeros(len(tokens)),

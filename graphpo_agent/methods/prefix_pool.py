@@ -272,7 +272,7 @@ def valuable_prefix(graph: RolloutGraph, leaf: int) -> NDArray[np.int32]:
     """
     path = graph.path(leaf)
     _check_known(graph, path)
-    tokens = np.concatenate([np.arange(graph.offsets[v], graph.offsets[v + 1]) for v in path])
+    tokens = np.r_[tuple(graph.span(v) for v in path)]
     surprise = np.where(graph.loss_mask[tokens], -graph.logprobs[tokens], -np.inf)
     length = len(tokens)
     low, high = -(-length // 4), -(-3 * length // 4)
