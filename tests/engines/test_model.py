@@ -2,12 +2,15 @@ import json
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    GlmMoeDsaConfig,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2MoeConfig,
@@ -16,7 +19,7 @@ from transformers import (
 )
 
 from graphpo_agent.engines.local.engine import LocalEngine
-from graphpo_agent.engines.local.forward import check_flat_layout
+from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.model import (
     check_context,
     check_vocabulary,
@@ -29,8 +32,10 @@ from graphpo_agent.engines.local.model import (
     usable_device,
 )
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
+from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ConfigError, ModelError
+from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
 
@@ -220,6 +225,51 @@ def test_positions_that_change_with_the_longest_context_bound_it(tokenizer):
         expected = logits.log_softmax(-1)[rows, tokens]
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
     assert context_limit(config) == 24
+
+
+def test_a_layer_that_picks_earlier_tokens_limits_contexts_to_as_many():
+    """Sparse attention is plain attention for as long as it can pick everything."""
+    torch.manual_seed(0)
+    config = GlmMoeDsaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+        index_topk=16,
+        index_head_dim=8,
+        index_n_heads=1,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    assert context_limit(config) == 16
+    parent, advantages = np.array([-1, 0]), np.zeros((1, 2))
+    for length, same in ((16, True), (32, False)):
+        ids, mask = np.arange(3, 3 + length), np.arange(length) >= 3
+        offsets, silent = np.array([0, 3, length]), np.zeros(length, np.float32)
+        sample = TrainingSample("g", parent, offsets, ids, mask, silent, advantages)
+        with torch.no_grad():
+            with flat_passes(model, ComputeOptions()):
+                (batch,) = pack([sample], length)
+                flat = score_tokens(model, batch, 1.0, ComputeOptions()).logprobs
+            tokens = torch.tensor(ids)
+            own = model(tokens[None], use_cache=False).logits[0, 2:-1].log_softmax(-1)
+        own = own.gather(1, tokens[3:, None])[:, 0]
+        assert torch.allclose(flat, own, atol=1e-4) == same
 
 
 def test_each_kind_of_layer_may_turn_its_positions_its_own_way(make_model):

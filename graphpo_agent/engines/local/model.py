@@ -36,7 +36,10 @@ __all__ = [
 ]
 
 
-_SHORTER = "its sliding window, or the original context of its LongRoPE, goes no further"
+_SHORTER = (
+    "its sliding window, its sparse attention, or the original context of its LongRoPE, goes no "
+    "further"
+)
 _DAMAGED_FILE = (
     AttributeError,
     EOFError,
@@ -284,10 +287,11 @@ def longest_context(config: PretrainedConfig, wanted: int | None) -> int:
 def full_attention_limit(config: PretrainedConfig) -> int | None:
     """The longest context, in tokens, in which every layer attends to every earlier token.
 
-    A layer with a sliding window does so up to the window's length. LongRoPE turns all positions
+    A layer with a sliding window does so up to the window's length, one that picks some of the
+    earlier tokens (``index_topk``, as GLM-5) up to as many. LongRoPE turns all positions
     of a pass another way as soon as one of them is beyond the original context, so that what a
     token gets would depend on what else is computed: its limit is the original context. None:
-    neither is there.
+    none of these is there.
 
     Raises:
         ModelError: the config has layers that are not attention.
@@ -299,8 +303,9 @@ def full_attention_limit(config: PretrainedConfig) -> int | None:
             f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
             "supported; use a model with plain attention in every layer"
         )
-    window = int(values.get("sliding_window") or 0)  # 0, as Qwen2-MoE has it, is none
-    return min([*_long_rope_limits(values), *([window] if window else [])], default=None)
+    stated = [values.get(name) for name in ("sliding_window", "index_topk")]
+    windows = [int(window) for window in stated if window]  # 0, as Qwen2-MoE has it, is none
+    return min([*_long_rope_limits(values), *windows], default=None)
 
 
 def _long_rope_limits(values: Mapping[str, Any]) -> list[int]:
