@@ -288,10 +288,10 @@ def full_attention_limit(config: PretrainedConfig) -> int | None:
     """The longest context, in tokens, in which every layer attends to every earlier token.
 
     A layer with a sliding window does so up to the window's length, one that picks some of the
-    earlier tokens (``index_topk``, as GLM-5) up to as many. LongRoPE turns all positions
-    of a pass another way as soon as one of them is beyond the original context, so that what a
-    token gets would depend on what else is computed: its limit is the original context. None:
-    none of these is there.
+    earlier tokens (``index_topk``, as GLM-5) up to as many. LongRoPE turns all positions of a pass
+    another way as soon as one of them is beyond the original context, so that what a token gets
+    would depend on what else is computed: its limit is the original context. None: none of these
+    is there.
 
     Raises:
         ModelError: the config has layers that are not attention.
