@@ -36,6 +36,21 @@ def random_sample(seed, num_nodes=12, vocab_size=300, terms=1, prompt=5, longest
     )
 
 
+def tree_sample(schedule, segment, prompt):
+    """A whole tree: so many children in each layer, edges of ``segment`` tokens, all trained."""
+    parent, layer = [-1], [0]
+    for branches in schedule:
+        layer = [parent.append(v) or len(parent) - 1 for v in layer for _ in range(branches)]
+    offsets = np.cumsum([0, prompt, *[segment] * (len(parent) - 1)])
+    num_tokens = int(offsets[-1])
+    mask = np.arange(num_tokens) >= prompt
+    ids = np.random.default_rng(0).integers(3, 300, num_tokens)
+    advantages = np.ones((1, len(parent)))
+    return TrainingSample(
+        "tree", np.array(parent), offsets, ids, mask, np.zeros(num_tokens, np.float32), advantages
+    )
+
+
 def partly_idle(sample, seed):
     """The sample with an advantage of 0 on half of its edges, and on half of its rows."""
     rng = np.random.default_rng(seed)

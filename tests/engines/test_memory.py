@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -40,28 +39,13 @@ from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.stretch_attention import stretch_layout
-from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.memory import describe_memory, memory_of
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
-from tests.engines.graphs import use_slow_flash_attention
+from tests.engines.graphs import tree_sample, use_slow_flash_attention
 from tests.worlds import run_arguments
 
 GIB = 2**30
-
-
-def tree_sample(schedule, segment, prompt):
-    parent, layer = [-1], [0]
-    for branches in schedule:
-        layer = [parent.append(v) or len(parent) - 1 for v in layer for _ in range(branches)]
-    offsets = np.cumsum([0, prompt, *[segment] * (len(parent) - 1)])
-    num_tokens = int(offsets[-1])
-    mask = np.arange(num_tokens) >= prompt
-    ids = np.random.default_rng(0).integers(3, 300, num_tokens)
-    advantages = np.ones((1, len(parent)))
-    return TrainingSample(
-        "tree", np.array(parent), offsets, ids, mask, np.zeros(num_tokens, np.float32), advantages
-    )
 
 
 def make(kind, hidden, layers, heads, key_heads):
@@ -261,6 +245,7 @@ def test_the_total_is_that_of_the_larger_phase():
     assert other.total == at.weights + at.optimizer + GIB
     on_gpu = estimate_memory(model, replace(update, device_type="cuda"), ComputeOptions())
     assert on_gpu.total == at.weights + at.optimizer + GIB
+    assert at.heap == (at.activations + at.logits) // 4 > on_gpu.heap == 0
     away = estimate_memory(model, replace(update, offload=True), ComputeOptions())
     assert away.total == 2 * at.weights + GIB
     without = estimate_memory(model, replace(update, sampler_bytes=0), ComputeOptions())
@@ -389,10 +374,12 @@ def test_what_runs_at_once_is_no_more_than_there_are_paths(reach, tmp_path):
 def test_a_row_holds_a_whole_path_however_short_rows_are_to_be(reach, tmp_path):
     run = ("model.device=cpu", "mode.max_response_tokens=500")
     short, path, long = (
-        told(reach, tmp_path, *run, f"update.max_tokens_per_batch={tokens}").activations
+        told(reach, tmp_path, *run, f"update.max_tokens_per_batch={tokens}")
         for tokens in (1, 562, 1124)
     )
-    assert 0 < short == path == pytest.approx(long / 2, rel=0.01), "nine eighths of a path"
+    assert 0 < short.logits == path.logits == long.logits // 2, "nine eighths of a path"
+    assert 0 < short.activations == path.activations
+    assert path.activations == pytest.approx(long.activations / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("prompt", [50, 500])

@@ -2,7 +2,6 @@ import json
 import shutil
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,9 +34,9 @@ from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ConfigError, ModelError
-from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
+from tests.engines.graphs import edge_logprobs, tree_sample
 
 
 @pytest.fixture
@@ -231,7 +230,7 @@ def test_a_layer_that_picks_earlier_tokens_limits_contexts_to_as_many():
     """Sparse attention is plain attention for as long as it can pick everything."""
     torch.manual_seed(0)
     config = GlmMoeDsaConfig(
-        vocab_size=50,
+        vocab_size=300,
         hidden_size=32,
         intermediate_size=48,
         moe_intermediate_size=16,
@@ -257,18 +256,13 @@ def test_a_layer_that_picks_earlier_tokens_limits_contexts_to_as_many():
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     assert context_limit(config) == 16
-    parent, advantages = np.array([-1, 0]), np.zeros((1, 2))
     for length, same in ((16, True), (32, False)):
-        ids, mask = np.arange(3, 3 + length), np.arange(length) >= 3
-        offsets, silent = np.array([0, 3, length]), np.zeros(length, np.float32)
-        sample = TrainingSample("g", parent, offsets, ids, mask, silent, advantages)
+        sample = tree_sample((1,), length - 3, 3)
+        (batch,) = pack([sample], length)
         with torch.no_grad():
+            own, _ = edge_logprobs(model, sample, 1)
             with flat_passes(model, ComputeOptions()):
-                (batch,) = pack([sample], length)
                 flat = score_tokens(model, batch, 1.0, ComputeOptions()).logprobs
-            tokens = torch.tensor(ids)
-            own = model(tokens[None], use_cache=False).logits[0, 2:-1].log_softmax(-1)
-        own = own.gather(1, tokens[3:, None])[:, 0]
         assert torch.allclose(flat, own, atol=1e-4) == same
 
 
