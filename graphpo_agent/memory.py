@@ -34,12 +34,16 @@ from graphpo_agent.engines.local.memory import (
     estimate_memory,
     free_memory,
     model_sizes,
+    product_bytes,
     token_bytes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.parts import row_limit
+from graphpo_agent.engines.local.saved import saved_bytes
 from graphpo_agent.engines.local.shelves import shelf_capacity
+from graphpo_agent.engines.minibatches import num_minibatches
+from graphpo_agent.errors import first_line
 from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.samples import TrainingSample
 
@@ -89,7 +93,10 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
         ModelError: there is no model.
     """
     device = usable_device(device_of(config.model))
-    lines = memory_of(config, prompt_tokens).lines(free_memory(device), device.type)
+    try:
+        lines = memory_of(config, prompt_tokens).lines(free_memory(device), device.type)
+    except RuntimeError as error:
+        lines = [f"memory: what the update of this model keeps is not known: {first_line(error)}"]
     return [*lines, *_describe_rows(config, prompt_tokens)]
 
 
@@ -115,7 +122,7 @@ def _row_tokens(config: RunConfig, prompt_tokens: int) -> int:
 
 
 def _row(config: RunConfig, prompt_tokens: int) -> PackedBatch:
-    """The first row of the update, if every edge of a graph is at its limit."""
+    """The fullest row of the update, if every edge of every graph is at its limit."""
     mode, edge = config.mode, sum(_edge_tokens(config))
     path = mode.max_response_tokens
     if not isinstance(mode, SegmentMode):
@@ -130,17 +137,27 @@ def _row(config: RunConfig, prompt_tokens: int) -> PackedBatch:
             to_come += [below] * branching_at(schedule, layer + 1)
         parent.append(above)
         ends.append(ends[-1] + min(edge, left))
-    tokens = np.arange(ends[-1])  # all different: nothing begins alike by chance
-    sample = TrainingSample(
-        graph_id="the largest",
-        parent=np.array(parent),
-        offsets=np.array([0, *ends]),
-        token_ids=tokens,
-        loss_mask=tokens >= ends[0],
-        logprobs=np.zeros(len(tokens), np.float32),
-        advantages=np.ones((1, len(parent))),
-    )
-    return pack([sample], limit)[0]
+    graphs = min(_graphs_of_an_optimizer_step(config), -(-limit // ends[-1]))
+    tokens = np.arange(graphs * ends[-1]).reshape(graphs, -1)  # nothing begins alike by chance
+    samples = [
+        TrainingSample(
+            graph_id="one of the largest",
+            parent=np.array(parent),
+            offsets=np.array([0, *ends]),
+            token_ids=own,
+            loss_mask=np.arange(ends[-1]) >= ends[0],
+            logprobs=np.zeros(ends[-1], np.float32),
+            advantages=np.ones((1, len(parent))),
+        )
+        for own in tokens
+    ]
+    return max(pack(samples, limit), key=lambda row: len(row.token_ids))
+
+
+def _graphs_of_an_optimizer_step(config: RunConfig) -> int:
+    """At most so many."""
+    graphs = config.train.prompts_per_step
+    return -(-graphs // num_minibatches(graphs, config.update.minibatch_graphs))
 
 
 def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
@@ -152,15 +169,17 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
 
     Raises:
         ModelError: there is no model.
+        RuntimeError: as ``saved_bytes``.
     """
     mode, update = config.mode, config.update
+    device, compute = usable_device(device_of(config.model)), compute_options(config)
+    on_cpu = device.type == "cpu"
     model = model_without_weights(config.model.path, getattr(torch, config.model.dtype))
     if config.model.lora is not None:
         add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
-    device, sizes = usable_device(device_of(config.model)), model_sizes(model)
-    on_cpu = device.type == "cpu"
+    sizes, row = model_sizes(model), _row(config, prompt_tokens)
+    in_kernel = not on_cpu and product_bytes(sizes, compute) == 2
     longest = prompt_tokens + mode.max_response_tokens
-    compute = compute_options(config)
     if isinstance(config.engine, LocalEngineConfig):
         dtype = torch.bfloat16 if compute.autocast else getattr(torch, config.model.dtype)
         paged, prompts = pages_fit(device, dtype), config.train.prompts_per_step
@@ -171,8 +190,8 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
     needs = UpdateSizes(
-        max_tokens=_row_tokens(config, prompt_tokens),
-        row=_row(config, prompt_tokens),
+        activations=saved_bytes(model, row, compute, in_kernel),
+        targets=len(row.target_ids),
         reference=update.kl_coefficient > 0 and config.model.lora is None,
         entropy_bonus=update.entropy_coefficient != 0,
         offload=update.offload_optimizer and not on_cpu,

@@ -1,23 +1,18 @@
 """How much memory a run needs, from the model's sizes and the options; no tensor is made.
 
 There are two phases: sampling (keys and values) and the update (gradients, activations, logits).
-What is saved for the backward pass is counted layer by layer as transformers' plain decoder layers
-(Llama, Qwen) save it.
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
-from graphpo_agent.engines.local.model import head_dim
+from graphpo_agent.engines.local.model import key_width
 from graphpo_agent.engines.local.options import ComputeOptions
-from graphpo_agent.engines.local.packing import PackedBatch
-from graphpo_agent.engines.local.pieces import Stretches, cut_into_buckets
 
 __all__ = [
     "MemoryEstimate",
@@ -26,6 +21,7 @@ __all__ = [
     "estimate_memory",
     "free_memory",
     "model_sizes",
+    "product_bytes",
     "token_bytes",
 ]
 
@@ -46,41 +42,28 @@ class ModelSizes:
         weight_bytes: of all weights, tied ones once.
         trained_bytes: of those that are trained; all of them, or the adapters.
         layers: decoder layers.
-        hidden: width of the residual stream.
-        intermediate: width of the feed-forward part that one token goes through.
-        experts: how many experts one token goes through; 0 without any.
-        query_width: query heads times their dimension.
-        key_width: key/value heads times their dimension.
-        norm_width: of what the norms of a layer take, summed; those of queries and keys included.
-        vocabulary: rows of the output head.
+    key_width: key/value heads times their dimension.
+    vocabulary: rows of the output head.
         itemsize: bytes of one weight.
-        cast_bytes: of the inputs of all adapters of one token, where they are converted to a
-            precision higher than the weights'.
     """
 
     weight_bytes: int
     trained_bytes: int
     layers: int
-    hidden: int
-    intermediate: int
-    experts: int
-    query_width: int
     key_width: int
-    norm_width: int
     vocabulary: int
     itemsize: int
-    cast_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateSizes:
     """The numbers of an update and of the graphs that it learns from.
 
-    Example: ``UpdateSizes(max_tokens=4096, row=pack([sample], 4096)[0])``.
+    Example: ``UpdateSizes(activations=2**30, targets=1000)``.
 
     Attributes:
-        max_tokens: tokens of one flat row.
-        row: one with graphs of that shape; it need not be full.
+        activations: bytes kept for the backward pass of one flat row (``saved_bytes``).
+        targets: predicted tokens of the row.
         reference: whether a copy of the weights is kept for a KL term.
         entropy_bonus: whether the entropies carry a gradient.
         offload: whether the optimiser's state leaves the device for the sampling.
@@ -91,8 +74,8 @@ class UpdateSizes:
         device_type: where it is computed, as torch names it.
     """
 
-    max_tokens: int
-    row: PackedBatch
+    activations: int
+    targets: int
     reference: bool = False
     entropy_bonus: bool = False
     offload: bool = False
@@ -163,15 +146,15 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """What a run needs at its peak.
 
-    Weights, gradients and optimiser state are exact; activations are an estimate: a graph's shape
-    decides how often its prefixes are gathered. So are the sampler's keys and values: paths end
-    early, and the memory that they are kept in grows by doubling.
+    Weights, gradients and optimiser state are exact, and activations those of the row. The
+    sampler's keys and values are an estimate: paths end early, and the memory that they are kept in
+    grows by doubling.
     """
     weights = model.weight_bytes
     reference = weights if update.reference else 0
     gradients = model.trained_bytes
     optimizer = 2 * gradients
-    activations = _activations(model, update, compute)
+    activations = update.activations
     logits = _logits(model, update, compute)
     sampler = update.sampler_bytes + update.sampled_tokens * token_bytes(model, compute)
     heap = int(_HEAP * (activations + logits)) if update.device_type == "cpu" else 0
@@ -201,56 +184,13 @@ def _weights_to_sample_with(model: ModelSizes, update: UpdateSizes, compute: Com
     return model.weight_bytes if update.device_type == "cpu" else 0
 
 
-def _activations(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
-    """Bytes saved for the backward pass of one row, and masks or what is gathered for a layer.
-
-    A layer saves, per token: of each norm the input and the normed input (in the weights'
-    precision); what attention and feed-forward part begin with; queries, keys and values as the
-    kernel takes them; the attention's output before and after it is put in order; four times the
-    feed-forward width; and what each expert takes and gives. Keys and values are saved as often as
-    they are gathered; on a GPU in 16 bits once, as they are gathered again in the backward pass.
-    """
-    normed = 2 * model.norm_width * model.itemsize
-    itemsize = _product_bytes(model, compute)
-    in_kernel = update.device_type == "cuda" and itemsize == 2
-    queries, keys, masks = _gathered(update.row, in_kernel)
-    gathered = model.key_width * keys
-    products = 2 * (1 + model.experts) * model.hidden + 4 * model.intermediate
-    products += (1 + 2 * queries) * model.query_width
-    products += 2 * (model.key_width if in_kernel else gathered)
-    layer = normed + int(products * itemsize) + model.cast_bytes // model.layers
-    inputs = model.hidden * model.itemsize
-    kept = (
-        model.layers * inputs + layer if compute.checkpoint_layers else model.layers * layer
-    ) + 3 * inputs
-    if in_kernel:  # of one layer at a time: gathered, their gradients, and these in float32
-        kept += int(gathered * (4 * itemsize + _MASTER_BYTES))
-    else:
-        kept += masks * itemsize
-    copies = model.weight_bytes // 2 if compute.autocast else 0
-    return int(update.max_tokens * kept) + copies
-
-
-def _gathered(row: PackedBatch, in_kernel: bool) -> tuple[float, float, float]:
-    """Queries, keys and numbers of masks for each token of a row; see ``flat_attention``."""
-    num_tokens = len(row.token_ids)
-    if in_kernel:
-        stretches = Stretches.of(row)
-        return 1.0, float((stretches.before + stretches.lengths).sum()) / num_tokens, 0.0
-    buckets, _ = cut_into_buckets(row)
-    queries = sum(bucket.queries.size for bucket in buckets)
-    keys = sum(bucket.keys.size for bucket in buckets)
-    masks = sum(b.queries.size * b.keys.shape[1] for b in buckets if not b.causal)
-    return queries / num_tokens, keys / num_tokens, masks / num_tokens
-
-
 def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
     """Probabilities in float32 or more, beside them what the product gives in 16 bits.
 
     With a bonus on the entropy the logits as well. On a GPU it is the logits and their gradient.
     """
-    rows = min(update.max_tokens, max(1, max_logits(update.device_type) // model.vocabulary))
-    product = _product_bytes(model, compute)
+    rows = min(update.targets, max(1, max_logits(update.device_type) // model.vocabulary))
+    product = product_bytes(model, compute)
     if update.device_type != "cpu":
         return rows * model.vocabulary * 2 * product
     kept = max(product, _MASTER_BYTES)
@@ -260,68 +200,25 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
 
 def token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Keys and values of one token, in all layers."""
-    return 2 * model.layers * model.key_width * _product_bytes(model, compute)
+    return 2 * model.layers * model.key_width * product_bytes(model, compute)
 
 
-def _product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
+def product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Of one number that a matrix product gives."""
     return 2 if compute.autocast else model.itemsize
 
 
 def model_sizes(model: PreTrainedModel) -> ModelSizes:
     """The sizes of a model; one on the ``meta`` device will do."""
-    config = model.config
     parameters = list(model.parameters())
-    itemsize = parameters[0].element_size()
-    heads = config.num_attention_heads
-    size = head_dim(config)
-    experts: int = getattr(config, "num_experts_per_tok", None) or 0
-    query_width = heads * size
-    key_width = (config.to_dict().get("num_key_value_heads") or heads) * size
     return ModelSizes(
         weight_bytes=sum(p.nbytes for p in parameters),
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        intermediate=_intermediate_size(config, experts),
-        experts=experts,
-        query_width=query_width,
-        key_width=key_width,
-        norm_width=_norm_width(model, query_width, key_width),
-        vocabulary=config.vocab_size,
-        itemsize=itemsize,
-        cast_bytes=sum(
-            p.shape[1] * p.element_size()
-            for name, p in model.named_parameters()
-            if ".lora_A." in name and p.element_size() > itemsize
-        ),
+        layers=model.config.num_hidden_layers,
+        key_width=key_width(model.config),
+        vocabulary=model.config.vocab_size,
+        itemsize=parameters[0].element_size(),
     )
-
-
-def _norm_width(model: PreTrainedModel, query_width: int, key_width: int) -> int:
-    """Of all norms of a layer; one of queries or keys is named so and takes all heads'."""
-    hidden = cast(int, model.config.hidden_size)
-    widths, total = {"q": query_width, "k": key_width}, 0
-    for name, module in model.named_modules():
-        *path, own = name.split(".")
-        in_layer = any(part.isdecimal() for part in path)
-        if in_layer and "norm" in type(module).__name__.lower():
-            total += widths.get(own.partition("_")[0], hidden)
-    return total // model.config.num_hidden_layers
-
-
-def _intermediate_size(config: PretrainedConfig, experts: int) -> int:
-    """Width of the inner products of a token's layer; most families call it so, GPT-2 and OPT not.
-
-    Of a layer of experts that of all ``experts`` that a token goes through.
-    """
-    names = ("intermediate_size", "n_inner", "ffn_dim")
-    given = [size for name in names if (size := getattr(config, name, None))]
-    width = given[0] if given else 4 * config.hidden_size
-    if not experts:
-        return width
-    shared = getattr(config, "shared_expert_intermediate_size", None) or 0
-    return experts * (getattr(config, "moe_intermediate_size", None) or width) + shared
 
 
 def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -26,6 +26,7 @@ __all__ = [
     "dropouts",
     "full_attention_limit",
     "head_dim",
+    "key_width",
     "load_model",
     "longest_context",
     "model_config",
@@ -231,6 +232,12 @@ def output_head(model: PreTrainedModel) -> nn.Linear:
 def head_dim(config: PretrainedConfig) -> int:
     """Numbers of one attention head's queries and keys."""
     return config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+
+
+def key_width(config: PretrainedConfig) -> int:
+    """Key/value heads times ``head_dim``."""
+    heads = config.to_dict().get("num_key_value_heads") or config.num_attention_heads
+    return heads * head_dim(config)
 
 
 def context_limit(config: PretrainedConfig) -> int:

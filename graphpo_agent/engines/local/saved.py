@@ -1,0 +1,129 @@
+"""What an update keeps for its backward pass, counted without memory and without arithmetic.
+
+The model's own layers run over a flat row of tensors that have a shape and no numbers (torch's fake
+tensors), and what autograd saves of them is counted: every family counts as it computes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from graphpo_agent.engines.local.arrays import to_device
+from graphpo_agent.engines.local.flat_attention import BucketLayout, flat_layout
+from graphpo_agent.engines.local.forward import flat_passes
+from graphpo_agent.engines.local.model import head_dim, key_width, output_head
+from graphpo_agent.engines.local.options import ComputeOptions
+from graphpo_agent.engines.local.packing import PackedBatch
+from graphpo_agent.engines.local.stretch_attention import StretchLayout, stretch_layout
+
+__all__ = ["saved_bytes"]
+
+_CPU = torch.device("cpu")
+
+
+class _Answers(TorchDispatchMode):
+    """What layers ask of tensors without numbers and torch has no answer to."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten._grouped_mm.default:  # of experts; torch's own is for bfloat16
+            rows, matrices = args[:2]
+            return rows.new_empty(rows.shape[0], matrices.shape[-1])
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            return False  # no position is beyond the context that rotary embeddings are made for
+        return func(*args, **(kwargs or {}))
+
+
+def saved_bytes(
+    model: PreTrainedModel, row: PackedBatch, compute: ComputeOptions, in_kernel: bool
+) -> int:
+    """Bytes kept for the backward pass of a row, rounded weights included, logits left out.
+
+    Args:
+        model: on the ``meta`` device; its tensors are replaced.
+        row: of the update.
+        compute: how it is computed. Where layers are computed again, what one of them keeps counts
+            or the rounded weights, which are there before; that layers are compiled does not.
+        in_kernel: whether one kernel attends to whole paths (on a GPU, in 16 bits). What is
+            gathered for it in the backward pass of a layer counts.
+
+    Raises:
+        RuntimeError: torch cannot tell a shape, as with layers that look at their numbers.
+        ModelError: as ``flat_passes``.
+    """
+    dtype = torch.bfloat16 if compute.autocast else model.dtype
+    if in_kernel:
+        layout = stretch_layout(row, _CPU)
+    else:
+        layout = flat_layout(row, head_dim(model.config), dtype, _CPU)
+    compute = replace(compute, compile_layers=False)
+    head = output_head(model).weight
+    rounded = sum(p.nbytes for p in model.parameters()) // 2 if compute.autocast else 0
+    with FakeTensorMode(allow_non_fake_inputs=True), _Answers():
+        _put_on_cpu(model.eval())  # nothing is dropped
+        kept = _count(model, row, compute, layout)
+        if compute.checkpoint_layers:
+            whole = _count(model, row, replace(compute, checkpoint_layers=False), layout)
+            kept += max((whole - kept) // model.config.num_hidden_layers, rounded)
+    kept += len(row.target_ids) * head.shape[1] * dtype.itemsize
+    kept += head.numel() * dtype.itemsize if compute.autocast else 0
+    if isinstance(layout, StretchLayout):  # keys, values, their gradients, and these in float32
+        gathered = len(layout.keys) * key_width(model.config)
+        kept += gathered * (4 * dtype.itemsize + torch.float32.itemsize)
+    return kept
+
+
+def _put_on_cpu(model: PreTrainedModel) -> None:
+    """As far as layers can tell; tensors that are the same stay so."""
+    moved: dict[int, Tensor] = {}
+    for module in model.modules():
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, tensor in own:
+            if id(tensor) not in moved:
+                there = torch.empty_like(tensor, device=_CPU)
+                is_weight = isinstance(tensor, nn.Parameter)
+                there = nn.Parameter(there, tensor.requires_grad) if is_weight else there
+                moved[id(tensor)] = there
+            setattr(module, name, moved[id(tensor)])
+
+
+def _count(
+    model: PreTrainedModel,
+    row: PackedBatch,
+    compute: ComputeOptions,
+    layout: StretchLayout | BucketLayout,
+) -> int:
+    """Bytes that a forward pass keeps, weights left out."""
+    weights = {_memory_of(parameter) for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(_memory_of(tensor), tensor)
+        return tensor
+
+    with (
+        flat_passes(model, compute),
+        torch.autocast("cpu", torch.bfloat16, enabled=compute.autocast),
+        saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        model.base_model(
+            input_ids=to_device(row.token_ids, _CPU)[None],
+            position_ids=to_device(row.position_ids, _CPU)[None],
+            attention_mask=None,
+            use_cache=False,
+            flat_layout=layout,
+        )
+    return sum(kept[one].untyped_storage().nbytes() for one in kept.keys() - weights)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    """What is the same for two views of the same memory; there may be no address."""
+    return tensor.untyped_storage()._cdata
