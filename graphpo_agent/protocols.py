@@ -288,7 +288,7 @@ class Embedder(Protocol):
     """Text to vectors."""
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[num_texts, dimension]; a row of zeros is similar to nothing."""
+        """[num_texts, dimension], finite; a row of zeros is similar to nothing."""
         ...
 
 

@@ -125,8 +125,14 @@ class RolloutGraph:
             key: the canonical state key of the prompt's state.
             state: the text of the prompt's state.
             embedding: [d] of the prompt; decides the novelty of the first edges only.
+
+        Raises:
+            GraphError: the embedding holds a number that is not finite.
         """
         tokens = np.asarray(token_ids, np.int64)
+        embeddings = None if embedding is None else np.asarray(embedding, np.float32)[None]
+        if embeddings is not None:
+            _check_finite(embeddings, 0)
         return RolloutGraph(
             id=id,
             node_ids=np.zeros(1, np.int64),
@@ -136,7 +142,7 @@ class RolloutGraph:
             reward=np.full(1, np.nan),
             keys=(key,),
             states=(state,),
-            embeddings=None if embedding is None else np.asarray(embedding, np.float32)[None],
+            embeddings=embeddings,
             has_embedding=np.array([embedding is not None]),
             step_scores=np.full(1, np.nan),
             tree=np.full(1, -1, np.int64),
@@ -155,8 +161,8 @@ class RolloutGraph:
 
         Raises:
             GraphError: a parent that is terminal or does not come before its child, a reward
-                outside [0, 1] or on a node that is not terminal, an embedding of another length,
-                a trained token without a log-probability.
+                outside [0, 1] or on a node that is not terminal, an embedding of another length or
+                with a number that is not finite, a trained token without a log-probability.
         """
         if not nodes:
             return self
@@ -346,4 +352,15 @@ def _stack_embeddings(
                 f"earlier ones {rows[i].shape}"
             )
         rows[i] = embedding
+    _check_finite(rows, graph.num_nodes)
     return np.concatenate([old, rows])
+
+
+def _check_finite(embeddings: EmbeddingArray, first: int) -> None:
+    """Raise GraphError unless all numbers are finite: one that is not would spoil every novelty."""
+    wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if len(wrong):
+        raise GraphError(
+            f"node {first + wrong[0]}: embedding holds a number that is not finite: an embedder "
+            "without a vector for a text gives zeros"
+        )

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from graphpo_agent.errors import RewardError
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.protocols import Scheduler, StepScorer, Tokenizer
 from graphpo_agent.rollout.grow import Rollout
@@ -36,6 +37,9 @@ class StepScoring:
 
         Its responses are asked for together, and with those of other graphs that ask at one moment.
         An edge of several trajectories has the score it got in the last of them.
+
+        Raises:
+            RewardError: the model said anything but a score in [0, 1] or NaN of each step.
         """
         graph = rollout.graph
         leaves = graph.terminals.tolist()
@@ -43,7 +47,13 @@ class StepScoring:
         found = await scheduler.together(self.scorer.score, responses, _RESPONSES_AT_ONCE)
         scores = np.full(graph.num_nodes, np.nan)
         for leaf, of_steps in zip(leaves, found, strict=True):
-            scores[self._edges(graph, leaf)] = of_steps
+            edges = self._edges(graph, leaf)
+            if len(of_steps) != len(edges) or any(s < 0.0 or s > 1.0 for s in of_steps):
+                raise RewardError(
+                    f"task {rollout.task.id}: the step scorer returned {of_steps!r:.60} for "
+                    f"{len(edges)} steps, want a score in [0, 1] of each"
+                )
+            scores[edges] = of_steps
         return replace(rollout, graph=replace(graph, step_scores=scores))
 
     def _edges(self, graph: RolloutGraph, leaf: int) -> list[int]:

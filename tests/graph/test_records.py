@@ -128,6 +128,18 @@ def test_embeddings_keep_their_precision():
     assert graph.has_embedding.tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_graph_does_not_grow_by_an_embedding_that_is_not_finite(number):
+    def nodes(*rows):
+        return [NewNode(0, (), (), (), False, None, embedding=np.array(row, "f4")) for row in rows]
+
+    graph = RolloutGraph.root("g", token_ids=[1], embedding=np.ones(2, np.float32))
+    with pytest.raises(GraphError, match="node 2: embedding holds a number that is not finite"):
+        graph.append(nodes([1.0, 0.0], [1.0, number]))
+    with pytest.raises(GraphError, match="node 0: embedding holds a number that is not finite"):
+        RolloutGraph.root("g", token_ids=[1], embedding=np.array([number, 0.0], "f4"))
+
+
 GOOD = {
     "schema": "graphpo.graph/1",
     "id": "g",

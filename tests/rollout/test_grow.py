@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.protocols import StepScorer
 from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.rollout.summarize import KeyDescriber
@@ -404,3 +405,34 @@ def test_graphs_are_scored_while_others_grow() -> None:
     assert {id(each) for each in finished} == {id(each) for each in found}
     assert [each.task.id for each in found] == ["walk-0", "walk-1", "walk-2"]
     assert all((each.graph.step_scores[each.graph.terminals] == 0.5).all() for each in found)
+
+
+@pytest.mark.parametrize("scores", [(1.5,), (-0.1,), (float("inf"),), (), (0.5, 0.5)])
+def test_step_scores_that_are_none_name_the_task(scores: tuple[float, ...]) -> None:
+    class Scorer:
+        def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
+            return [list(scores) for _ in responses]
+
+    with pytest.raises(RewardError, match=r"task walk-0: the step scorer .* for 1 steps, want"):
+        scored(Scorer(), "response")
+
+
+def test_one_score_is_not_that_of_several_steps() -> None:
+    class Scorer:
+        def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
+            return [[0.5] for _ in responses]
+
+    with pytest.raises(RewardError, match=r"returned \[0.5\] for [2-9]\d* steps"):
+        scored(Scorer(), "edges")
+
+
+def scored(scorer: StepScorer, steps: Literal["response", "edges"]) -> list[Rollout]:
+    """The walk of one task, with what a process reward model says of it."""
+    return grower().grow(
+        NoPolicy(),  # type: ignore[arg-type]
+        tasks(1),
+        Grpo(group_size=2),
+        SamplingParams(),
+        (0, "step"),
+        scoring=StepScoring(scorer, steps, ByteTokenizer()),
+    )
