@@ -1,6 +1,8 @@
 """The memory estimate against what a real update allocates."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from transformers import (
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local import flat_attention
-from graphpo_agent.engines.local.cache import PAGE, KVPool
+from graphpo_agent.engines.local.cache import PAGE, KVPool, KVShape
 from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
@@ -515,3 +517,22 @@ def test_rows_in_the_pool_take_what_they_draw_beside_the_one_context_before_them
         running.append(len(policy._rows.members))
     assert max(running) == 10, "a row takes a page at a time"
     assert policy._pool._used == 400 + 25 * 12
+
+
+def test_a_pool_takes_memory_where_tokens_are_written():
+    def resident():
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    shape = KVShape(4, 4, 64, torch.float32, torch.device("cpu"))
+    pool = KVPool(shape, by_layer=True)
+    before = resident()
+    pool.allocate(10_000)
+    pool.allocate(90_000)  # all fresh
+    slots = torch.from_numpy(pool.allocate(10_000))
+    for layer in range(shape.num_layers):
+        for tokens in pool.layer(layer):
+            assert tokens.data_ptr() % 64 == 0 and not tokens[100_000:].any()
+            tokens[slots] = 1.0
+    held = (resident() - before) / shape.bytes_per_token
+    assert 9_000 < held < 130_000, "the room of 200,000 is not written to"

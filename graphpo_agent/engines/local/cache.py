@@ -5,6 +5,7 @@ a path.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from graphpo_agent.graph.arrays import IntArray
 __all__ = ["PAGE", "KVPool", "KVShape", "pages_fit"]
 
 _FIRST_SLOTS = 4096
+_CACHE_LINE = 64
+"""Bytes; vectors are read fastest from where a line begins."""
 PAGE = 4
 """Slots that a row in the pool takes at once: its tokens lie side by side, few are left unused."""
 
@@ -123,5 +126,15 @@ class KVPool:
         shape = self._shape
         parts, token = 2 * shape.num_layers, (shape.num_heads, shape.head_dim)
         sizes = (parts, num_slots) if self._by_layer else (num_slots, parts)
-        tokens = torch.zeros((*sizes, *token), dtype=shape.dtype, device=shape.device)
+        tokens = _zeros((*sizes, *token), shape.dtype, shape.device)
         return tokens.transpose(0, 1) if self._by_layer else tokens
+
+
+def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU they take memory where they are written to, and not before."""
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    num_bytes = prod(sizes) * dtype.itemsize
+    memory = np.zeros(num_bytes + _CACHE_LINE, np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(sizes)
