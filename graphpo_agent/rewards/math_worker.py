@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from latex2sympy2_extended.logic import And
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Float, MatrixBase, Rational
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
 __all__ = ["equal"]
 
@@ -68,7 +70,13 @@ def _same(golds: list[Any], answers: list[Any]) -> bool:
 
 
 def _exact(expression: Any) -> Any:
-    return expression.xreplace({f: Rational(str(f)) for f in expression.atoms(Float)})
+    """The same with fractions for decimals; an equation stays one: ``3/4 = 0.75`` is not ``true``."""
+    if not expression.has(Relational):
+        return expression.xreplace({f: Rational(str(f)) for f in expression.atoms(Float)})
+    if isinstance(expression, Relational):
+        return expression.func(*map(_exact, expression.args), evaluate=False)
+    written = expression._unsorted_args if isinstance(expression, And) else expression.args
+    return expression.func(*map(_exact, written))
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, bool]:

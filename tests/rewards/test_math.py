@@ -149,6 +149,13 @@ def task(*golds):
         ("5", r"x = 5\%"),
         ("no", r"\text{No}"),
         (r"\text{no solution}", "No solution"),
+        ("0.75", r"P = \frac{3}{4} = 0.75"),
+        ("0.75", r"P(A) = 1 - \frac{1}{4} = 0.75"),
+        (r"\frac{4}{5}", "4/5 = 0.8"),
+        (r"\{0.5,0.25\}", r"x=\frac12=0.5,x=\frac14=0.25"),
+        ("(1,2)", "y = 2, x = 1"),
+        (r"(2,\sqrt{3})", r"n = \sqrt{3} \text{ and } m = 2"),
+        ("4", "= 4"),
     ],
 )
 def test_equal_answers(reward, gold, answer):
@@ -201,6 +208,10 @@ def test_equal_answers(reward, gold, answer):
         ("52_8", "52"),
         ("52_8", "52_9"),
         ("1, 2", r"1, 2, \ldots"),
+        ("0.76", r"P = \frac{3}{4} = 0.76"),
+        ("0.75", r"\frac{3}{4} = 0.76"),
+        ("(1,2)", "y = 1, x = 2"),
+        (r"\{1,4\}", "x = 4, y = 1"),
     ],
 )
 def test_different_answers(reward, gold, answer):
