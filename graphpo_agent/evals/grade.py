@@ -5,7 +5,8 @@ and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` t
 (a list of strings), in the row or its ``metadata``; where ``unanswerable`` is true there, ``gold``
 may be empty. Of an agent's rows of ``graphpo eval`` all but the rules on whole transcripts take the
 ``answer`` that was marked, ``asearcher`` the ``turns``, and one whose reward is null for a tool's
-outage has no score. It becomes ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
+outage has no score. It becomes
+``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
 import math

@@ -70,7 +70,7 @@ def _same(golds: list[Any], answers: list[Any]) -> bool:
 
 
 def _exact(expression: Any) -> Any:
-    """The same with fractions for decimals; an equation stays one: ``3/4 = 0.75`` is not ``true``."""
+    """The same with fractions for decimals; ``3/4 = 0.75`` stays an equation, if a true one."""
     if not expression.has(Relational):
         return expression.xreplace({f: Rational(str(f)) for f in expression.atoms(Float)})
     if isinstance(expression, Relational):
