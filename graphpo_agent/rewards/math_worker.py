@@ -37,7 +37,7 @@ def equal(gold: str, answer: str) -> bool:
 
     Example: ``equal("\\frac{1}{2}", "0.5")``
     """
-    return _holds(answer) and _same(_read(gold), _read(answer))
+    return _holds(answer) and _same(_read(gold), _read(answer) or _read_value(answer))
 
 
 def _holds(text: str) -> bool:
@@ -56,6 +56,11 @@ def _is_number(text: str, found: list[Any]) -> bool:
     """Not a name, such as that of an eccentricity, ``e``."""
     unknown = any(each.free_symbols or each.atoms(AppliedUndef) for each in found)
     return bool(found) and not unknown and re.search(r"\d", text) is not None
+
+
+def _read_value(text: str) -> list[Any]:
+    r"""What something equals whose name cannot be read, as in ``P(\text{red}) = \frac{3}{5}``."""
+    return [] if re.search("[,;]", text) else _read(_EQUALS.split(text)[-1])
 
 
 def _read(text: str) -> list[Any]:

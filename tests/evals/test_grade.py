@@ -219,9 +219,7 @@ def test_mathematics_takes_an_agent_s_marked_answer(tmp_path: Path) -> None:
 
 
 def test_an_answer_inside_a_call_of_an_evaluated_agent_is_none(tmp_path: Path) -> None:
-    call = (
-        '<tool_call>{"name": "s", "arguments": {"query": "<answer>oak</answer>"}}</tool_call>'
-    )
+    call = '<tool_call>{"name": "s", "arguments": {"query": "<answer>oak</answer>"}}</tool_call>'
     row = {"id": "a", "response": call, "turns": [call], "answer": None, "gold": "oak"}
     for kind in ("em", "subem", "f1", "gaia"):
         (found,) = graded(tmp_path, kind, row)

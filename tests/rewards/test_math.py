@@ -156,6 +156,10 @@ def task(*golds):
         ("(1,2)", "y = 2, x = 1"),
         (r"(2,\sqrt{3})", r"n = \sqrt{3} \text{ and } m = 2"),
         ("4", "= 4"),
+        (r"\frac35", r"P(\text{red}) = \frac{3}{5}"),
+        ("5", r"5\ \mathrm{mol}\,\mathrm{L}^{-1}"),
+        ("x^2+3", r"x^{2}\text{ }+3"),
+        ("5,6", r"5 \text{ and } 6"),
     ],
 )
 def test_equal_answers(reward, gold, answer):
@@ -212,6 +216,11 @@ def test_equal_answers(reward, gold, answer):
         ("0.75", r"\frac{3}{4} = 0.76"),
         ("(1,2)", "y = 1, x = 2"),
         (r"\{1,4\}", "x = 4, y = 1"),
+        (r"\frac35", r"P(\text{red}) = \frac{3}{5} = 0.7"),
+        ("3", r"3\text{ hours }20\text{ minutes}"),
+        ("3", r"3\,\mathrm{h}\,20\,\mathrm{min}"),
+        ("5", r"5 \text{ cm} + 6 \text{ cm}"),
+        ("5", r"5\text{, 6}"),
     ],
 )
 def test_different_answers(reward, gold, answer):
