@@ -60,7 +60,8 @@ def _is_number(text: str, found: list[Any]) -> bool:
 
 def _read_value(text: str) -> list[Any]:
     r"""What something equals whose name cannot be read, as in ``P(\text{red}) = \frac{3}{5}``."""
-    return [] if re.search("[,;]", text) else _read(_EQUALS.split(text)[-1])
+    name, *values = _EQUALS.split(text)
+    return [] if not values or re.search(r"[\d,;]", name) else _read(values[-1])
 
 
 def _read(text: str) -> list[Any]:

@@ -221,6 +221,9 @@ def test_equal_answers(reward, gold, answer):
         ("3", r"3\,\mathrm{h}\,20\,\mathrm{min}"),
         ("5", r"5 \text{ cm} + 6 \text{ cm}"),
         ("5", r"5\text{, 6}"),
+        ("5", r"5 \mathrm{~or~} \sqrt{6}"),
+        ("5", r"5 \textbf{ or } \sqrt{6}"),
+        ("6", r"5 \to x = 6"),
     ],
 )
 def test_different_answers(reward, gold, answer):
