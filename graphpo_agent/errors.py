@@ -104,8 +104,9 @@ def json_reason(error: Exception) -> str:
     """
     if isinstance(error, UnicodeDecodeError) and error.object.startswith(_GZIP):
         return "it is compressed; unpack it with gunzip"
-    in_line = isinstance(error, JSONDecodeError) and error.lineno == 1
-    return json_mistake(error) if in_line else str(error)
+    if isinstance(error, JSONDecodeError) and error.lineno == 1:
+        return json_mistake(error)
+    return str(error)
 
 
 def json_mistake(error: JSONDecodeError) -> str:

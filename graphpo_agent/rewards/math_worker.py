@@ -81,8 +81,10 @@ def _exact(expression: Any) -> Any:
         return expression.xreplace({f: Rational(str(f)) for f in expression.atoms(Float)})
     if isinstance(expression, Relational):
         return expression.func(*map(_exact, expression.args), evaluate=False)
-    written = expression._unsorted_args if isinstance(expression, And) else expression.args
-    return expression.func(*map(_exact, written))
+    parts = expression.args
+    if isinstance(expression, And):
+        parts = expression._unsorted_args  # pyright: ignore[reportAttributeAccessIssue]
+    return expression.func(*map(_exact, parts))
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, bool]:
