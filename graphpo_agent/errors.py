@@ -22,7 +22,11 @@ __all__ = [
     "first_line",
     "first_sentence",
     "json_mistake",
+    "json_reason",
 ]
+
+_GZIP = b"\x1f\x8b"
+"""What a file begins with that gzip made."""
 
 
 class GraphPOError(Exception):
@@ -91,6 +95,18 @@ def first_line(error: BaseException) -> str:
 def first_sentence(error: BaseException) -> str:
     """What is wrong with a file; torch's second sentence recommends to load it with less care."""
     return first_line(error).split(". ")[0]
+
+
+def json_reason(error: Exception) -> str:
+    """Why bytes are not JSON, as ``json_mistake`` where they are a line; or that they are packed.
+
+    Example: "it is compressed; unpack it with gunzip"
+    """
+    if isinstance(error, UnicodeDecodeError) and error.object.startswith(_GZIP):
+        return "it is compressed; unpack it with gunzip"
+    if isinstance(error, JSONDecodeError) and error.lineno == 1:
+        return json_mistake(error)
+    return str(error)
 
 
 def json_mistake(error: JSONDecodeError) -> str:

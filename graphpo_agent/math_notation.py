@@ -29,7 +29,7 @@ _HEDGE = re.compile(
     r"\bn?or\b|\bnot\W*\$|\b(?:and|but)\W*[\d$]|[\d$]\W*(?:and|but)\b|[,;]\s*[-+]?\d|\d\s*[,;]",
     re.IGNORECASE,
 )
-_SAYS = re.compile(r"^(?:the )?(?:final )?answer is:? ", re.IGNORECASE)
+_SAYS = re.compile(r"^(?:(?:the )?(?:final )?answer is:? |= ?(?!=))", re.IGNORECASE)
 _GROUPS = re.compile(r"(?<=\d)(?:,?\s*\\!\s*|\\[,;: ]|\{,\}|\\text\{,\}|~)(?=\d{3})")
 _SPACES = re.compile(r"(?:(?<!\\)\\(?:[,!;: ]|(?:q?quad|displaystyle)\b)|\s|~)+")
 _CONSTANT = re.compile(r"\\mathrm\{\s*([ei])\s*\}")
@@ -39,6 +39,8 @@ _EXPLAINS = re.compile(r"=|\\text|(?<![\\a-zA-Z])(?:[a-zA-Z]{2,} [a-zA-Z\d]|[a-z
 _ADDS = re.compile(r"\b(?:or|and)\b")
 _PERCENT = re.compile(r" ?(?:\\?%|\bpercent|\\text\{\s*percent\s*\})(?: ?\\text\{[^{}]*\})?$")
 _NAMED = re.compile(r"^[^=\d]*= ?(?=[^=]*%$)")
+_ASSIGNED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
+_NEXT = re.compile(r", ?(?:and )?| and | ?\\text\{ ?and ?\} ?")
 _MIXED = re.compile(r"(?<![\d.,_^/])(\d{1,50}) (\d{1,50})/(\d{1,50})(?![\d.])")
 _BASE = re.compile(r"(?<![a-z\d.^_\\])(\d+) ?_ ?(?!\{?10\b)(?:\{(\d+)\}|(\d+))")
 _REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\{(\d{1,20})\}(?!\d)")
@@ -56,7 +58,8 @@ def plain(text: str) -> str:
 
     A single formula among words is what they speak of, and stands alone, unless they name another
     answer (``$5$ or 6``). Signs, mixed numbers and decimals that repeat become LaTeX, a percentage
-    is ``20%`` without its name, and a base other than ten a factor.
+    is ``20%`` without its name, a base other than ten a factor, and values of different names are
+    a tuple, in the order of the names (``y = 2, x = 1`` is ``(1,2)``).
 
     Example: ``plain("$4 2/3$ (for n = 1)")`` is ``"4\\frac{2}{3}"``.
     """
@@ -67,7 +70,7 @@ def plain(text: str) -> str:
     text = _CONSTANT.sub(r"\1", _without_remark(_SAYS.sub("", text)))
     text = _NAMED.sub("", _PERCENT.sub("%", text))
     text = _SHORT.sub(r"\\frac{\1\2}{\3\4}", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
-    return _REPEATING.sub(_repeated, _BASE.sub(r"\1\\beta_{\2\3}", text))
+    return _REPEATING.sub(_repeated, _BASE.sub(r"\1\\beta_{\2\3}", _by_name(text)))
 
 
 def as_number(text: str) -> Fraction | None:
@@ -96,6 +99,15 @@ def _formula(text: str) -> str:
     words = f"{around[1]}${around[3]}"
     spoken_of = re.search(r"[^\W\d_]", words) and not _GOES_ON.search(words)
     return around[2] if spoken_of and not _HEDGE.search(words) else text.replace("$", "")
+
+
+def _by_name(text: str) -> str:
+    """The values of several names in the order of the names; anything else as it is."""
+    found = [_ASSIGNED.fullmatch(part) for part in _NEXT.split(text)]
+    values = {each[1]: each[2] for each in found if each}
+    if not 1 < len(values) == len(found):
+        return text
+    return f"({','.join(values[name] for name in sorted(values))})"
 
 
 def _without_remark(text: str) -> str:

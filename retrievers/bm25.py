@@ -151,7 +151,8 @@ class Bm25Retriever:
         self._corpus = open_corpus(directory, self.manifest)
         try:
             self._index = bm25s.BM25.load(directory, mmap=True, show_progress=False)
-        except (OSError, ValueError) as error:
+            _check_together(self._index, self.manifest["num_docs"])
+        except (OSError, ValueError, EOFError) as error:
             raise ToolError(
                 f"{directory}: the index cannot be read ({reason_of(error)}); build it again"
             ) from error
@@ -174,6 +175,15 @@ class Bm25Retriever:
             return []
         scores = np.asarray(self._index.get_scores(known))
         return [self._corpus.document(row, float(scores[row])) for row in _best(scores, topk)]
+
+
+def _check_together(index: bm25s.BM25, num_docs: int) -> None:
+    """Raise ValueError unless the files of an index are of the sizes that the others tell."""
+    scores, words = index.scores, len(index.vocab_dict.keys() - {""})
+    starts, ends = scores["indptr"], int(scores["indptr"][-1])
+    sizes = scores["num_docs"], len(starts) - 1, len(scores["indices"]), len(scores["data"])
+    if sizes != (num_docs, words, ends, ends):
+        raise ValueError("it is that of another index")
 
 
 def _use_numba(backend: Backend) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import DataError, json_mistake
+from graphpo_agent.errors import DataError, json_reason
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
 from retrievers.progress import progress
@@ -175,10 +175,9 @@ def checked_rows(
 def _row(place: str, line: bytes, fields: Sequence[str]) -> dict[str, Any]:
     """A JSON object whose ``fields`` are strings; its url, if it has one, too."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip(b"\r\n"))
     except (ValueError, RecursionError) as error:
-        reason = json_mistake(error) if isinstance(error, json.JSONDecodeError) else error
-        raise DataError(f"{place}: not valid JSON ({reason})") from error
+        raise DataError(f"{place}: not valid JSON ({json_reason(error)})") from error
     if not isinstance(row, dict):
         raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
     optional = ["url"] if row.get("url") is not None else []

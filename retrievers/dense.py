@@ -2,9 +2,10 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class DenseRetriever:
         directory = Path(directory)
         self.manifest = read_manifest(directory, "dense")
         self._corpus = open_corpus(directory, self.manifest)
-        self._index = map_faiss(directory / self.manifest["index"])
+        self._index = _mapped(directory, self.manifest)
         self._nprobe = nprobe
         self._ef_search = ef_search
         self._on_device = (
@@ -107,6 +108,18 @@ class DenseRetriever:
         if self._on_device is not None:
             return self._on_device.search(vectors, topk)
         return search_faiss(self._index, vectors, topk, self._nprobe, self._ef_search)
+
+
+def _mapped(directory: Path, manifest: Mapping[str, Any]) -> Any:
+    """The faiss index, which must hold a vector of the right length for each document."""
+    path = directory / manifest["index"]
+    index, wanted = map_faiss(path), (manifest["num_docs"], manifest["dimension"])
+    if (index.ntotal, index.d) != wanted:
+        raise ToolError(
+            f"{path}: holds {index.ntotal} vectors of length {index.d}, where the index was built "
+            f"with {wanted[0]} of length {wanted[1]}; build it again"
+        )
+    return index
 
 
 class _QueryEncoder:

@@ -102,7 +102,10 @@ def open_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
     if found != {name: manifest[name] for name in found}:
         raise ToolError(f"{directory}: {path} has changed since it was indexed; {_MEND}")
     try:
-        return Corpus(path, np.load(directory / "offsets.npy", mmap_mode="r"))
+        ranges = np.load(directory / "offsets.npy", mmap_mode="r")
+        if ranges.shape != (manifest["num_docs"], 2):
+            raise ValueError("offsets.npy is that of another index")
+        return Corpus(path, ranges)
     except (OSError, ValueError, EOFError) as error:
         reason = reason_of(error)
         raise ToolError(f"{directory}: the index cannot be read ({reason}); {_MEND}") from error

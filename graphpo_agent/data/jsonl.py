@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.atomic import replacing
-from graphpo_agent.errors import DataError, json_mistake
+from graphpo_agent.errors import DataError, json_reason
 from graphpo_agent.outputs import check_place
 
 __all__ = ["append_line", "checked_row", "parse_json", "read_rows", "write_rows"]
@@ -75,10 +75,7 @@ def parse_json(place: str, text: bytes) -> Any:
     try:
         return _DECODER.decode(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        reason = str(error)
-        if isinstance(error, json.JSONDecodeError) and error.lineno == 1:
-            reason = json_mistake(error)
-        raise DataError(f"{place}: not valid JSON ({reason})") from error
+        raise DataError(f"{place}: not valid JSON ({json_reason(error)})") from error
 
 
 def checked_row(place: str, value: Any, escaped: bool) -> dict[str, Any]:

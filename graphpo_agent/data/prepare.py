@@ -147,7 +147,7 @@ def prepare(
             del entries[entry.identifier]
     tally.repeated = sum(entry.rows - 1 for entry in entries.values())
     if not entries:
-        raise DataError(f"{', '.join(map(str, files))}: no task is left of {tally.rows} rows")
+        raise DataError(f"{', '.join(map(str, files))}: no task is left of {tally.rows_left_out()}")
     return _prepared(list(entries.values()), tally, exclude)
 
 
@@ -181,6 +181,12 @@ class _Tally:
         self.repeated = 0
         self.dropped: Counter[str] = Counter()
         self.overlaps: Counter[str] = Counter()
+
+    def rows_left_out(self) -> str:
+        """``8 rows (7 no answer, 1 asked in gaia.jsonl)``."""
+        reasons = [f"{count} {reason}" for reason, count in self.dropped.items()]
+        reasons += [f"{count} asked in {file}" for file, count in self.overlaps.items()]
+        return f"{self.rows} rows" + (f" ({', '.join(reasons)})" if reasons else "")
 
 
 class _Entry:

@@ -3,9 +3,10 @@
 A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
 and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` takes ``aug_answers``
 (a list of strings), in the row or its ``metadata``; where ``unanswerable`` is true there, ``gold``
-may be empty. Of the rows of ``graphpo eval`` ``math`` and ``asearcher`` take the ``answer``,
-``asearcher`` the ``turns``, and one whose reward is null for a tool's outage has no score. It
-becomes ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
+may be empty. Of an agent's rows of ``graphpo eval`` all but the rules on whole transcripts take the
+``answer`` that was marked, ``asearcher`` the ``turns``, and one whose reward is null for a tool's
+outage has no score. It becomes
+``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
 import math
@@ -262,7 +263,7 @@ def _format_scores(options: GradeOptions) -> FormatScores:
 
 
 def _by_answer(transcript: Transcript, compare: _Answers, bare: bool) -> Grade:
-    answer = transcript.response.strip() if bare else _last_answer(transcript.response)
+    answer = _given_answer(transcript, bare)
     if answer is None:
         return Grade(0.0, None, "no_answer", {})
     scores = [float(compare(answer, (gold,))) for gold in transcript.golds]
@@ -288,7 +289,7 @@ def _by_asearcher(transcript: Transcript) -> Grade:
 
 
 def _by_judge(transcript: Transcript, judge: Judge, bare: bool) -> Grade:
-    answer = transcript.response.strip() if bare else _last_answer(transcript.response)
+    answer = _given_answer(transcript, bare)
     if answer is None:
         return Grade(0.0, None, "no_answer", {})
     try:
@@ -307,6 +308,15 @@ def _by_math(transcript: Transcript, reward: MathReward, bare: bool) -> Grade:
     named: dict[str, GradeStatus] = {"unanswered": "no_answer", "timeout": "timeout"}
     status = named.get(verdict.status, "ok")
     return Grade(float(verdict.status == "correct"), verdict.answer, status, {})
+
+
+def _given_answer(transcript: Transcript, bare: bool) -> str | None:
+    """A bare response, what an evaluation took for the answer of turns, or the last element."""
+    if bare:
+        return transcript.response.strip()
+    if transcript.turns and transcript.marked:
+        return transcript.marked[0]
+    return _last_answer(transcript.response)
 
 
 def _last_answer(response: str) -> str | None:

@@ -41,6 +41,8 @@ _UNREAD = re.compile(
     r"|\b(?:if|for|when|where)\b"  # it depends
     r"|(?:^|=) ?[-+]?[\d.]+ ?\\approx"  # a number that is about another
     r"|(?:^|=) ?[-+]?[\d.]+(?:[ '\"]+[\d.]+| ?\([\d.]+\))+$"  # numbers side by side
+    r"|[\d})] ?\\(?:text|math|m)(?:bf|it|rm|box)?\{(?! ?(?:and)? ?\})"  # a number, words, and
+    r"(?:[^\d=^]|\^\{?+[-+]?+\d*+)*+\d"  # one more that is no exponent
 )
 """What math-verify reads a part of, or as something else: it equals the same text alone."""
 

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from latex2sympy2_extended.logic import And
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Float, MatrixBase, Rational
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
 __all__ = ["equal"]
 
@@ -35,7 +37,7 @@ def equal(gold: str, answer: str) -> bool:
 
     Example: ``equal("\\frac{1}{2}", "0.5")``
     """
-    return _holds(answer) and _same(_read(gold), _read(answer))
+    return _holds(answer) and _same(_read(gold), _read(answer) or _read_value(answer))
 
 
 def _holds(text: str) -> bool:
@@ -56,6 +58,12 @@ def _is_number(text: str, found: list[Any]) -> bool:
     return bool(found) and not unknown and re.search(r"\d", text) is not None
 
 
+def _read_value(text: str) -> list[Any]:
+    r"""What something equals whose name cannot be read, as in ``P(\text{red}) = \frac{3}{5}``."""
+    name, *values = _EQUALS.split(text)
+    return [] if not values or re.search(r"[\d,;]", name) else _read(values[-1])
+
+
 def _read(text: str) -> list[Any]:
     found = parse(f"${text}$", [LatexExtractionConfig()], "no_fallback", parsing_timeout=0)
     return [_exact(each) for each in found if isinstance(each, Basic | MatrixBase)]
@@ -68,7 +76,15 @@ def _same(golds: list[Any], answers: list[Any]) -> bool:
 
 
 def _exact(expression: Any) -> Any:
-    return expression.xreplace({f: Rational(str(f)) for f in expression.atoms(Float)})
+    """The same with fractions for decimals; ``3/4 = 0.75`` stays an equation, if a true one."""
+    if not expression.has(Relational):
+        return expression.xreplace({f: Rational(str(f)) for f in expression.atoms(Float)})
+    if isinstance(expression, Relational):
+        return expression.func(*map(_exact, expression.args), evaluate=False)
+    parts = expression.args
+    if isinstance(expression, And):
+        parts = expression._unsorted_args  # pyright: ignore[reportAttributeAccessIssue]
+    return expression.func(*map(_exact, parts))
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, bool]:

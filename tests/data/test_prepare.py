@@ -149,8 +149,11 @@ def test_an_unknown_kind_and_an_empty_result(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", row("who?"))
     with pytest.raises(ConfigError, match="'gsm8k' is none of search-r1, asearcher, webdancer"):
         prepare("gsm8k", [path])
-    with pytest.raises(DataError, match="no task is left of 1 rows"):
+    with pytest.raises(DataError, match=r"no task is left of 1 rows \(1 asked in .*a[.]jsonl\)"):
         prepare("asearcher", [path], exclude=[path])
+    hidden = lines(tmp_path / "test.jsonl", {"Question": "who?", "Final answer": "?"})
+    with pytest.raises(DataError, match=r"no task is left of 1 rows \(1 no answer\)$"):
+        prepare("benchmark", [hidden])
     empty = lines(tmp_path / "e.jsonl")
     with pytest.raises(DataError, match=r"e[.]jsonl: holds no questions to exclude"):
         prepare("asearcher", [path], exclude=[empty])

@@ -1,5 +1,6 @@
 """Tiny files of every public schema, right and wrong rows."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -288,6 +289,13 @@ def test_a_parquet_file_with_a_value_that_python_has_none_for(tmp_path: Path) ->
 def test_an_array_holds_objects_of_whole_characters(tmp_path: Path, value: Any, says: str) -> None:
     with pytest.raises(DataError, match=f"row 2: {says}"):
         list(read_data_file(lines(tmp_path / "r.json", [{}, value])))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.csv.gz", "rows.json"])
+def test_a_compressed_file_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b'{"question": "who?"}\n' * 9))
+    with pytest.raises(DataError, match=r"is compressed; unpack it with gunzip"):
+        list(read_data_file(tmp_path / name))
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,18 @@ def test_mathematics_takes_an_agent_s_marked_answer(tmp_path: Path) -> None:
     assert [row["score"] for row in graded(tmp_path, "math", *rows)] == [1.0, 1.0]
 
 
+def test_an_answer_inside_a_call_of_an_evaluated_agent_is_none(tmp_path: Path) -> None:
+    call = '<tool_call>{"name": "s", "arguments": {"query": "<answer>oak</answer>"}}</tool_call>'
+    row = {"id": "a", "response": call, "turns": [call], "answer": None, "gold": "oak"}
+    for kind in ("em", "subem", "f1", "gaia"):
+        (found,) = graded(tmp_path, kind, row)
+        assert (found["score"], found["status"]) == (0.0, "no_answer")
+        (found,) = graded(tmp_path, kind, {**row, "answer": "The oak" if kind == "em" else "oak"})
+        assert found["score"] == 1.0
+    segment = {**ROW, "turns": [], "answer": None}
+    assert [each["score"] for each in graded(tmp_path, "em", segment)] == [1.0]
+
+
 def test_mathematics_reads_an_evaluation_s_rows_as_training_does(tmp_path: Path) -> None:
     guess = "Perhaps <answer>5</answer>? No: \\boxed{4}"
     reasons = "because " * 100 + "so \\boxed{4}."

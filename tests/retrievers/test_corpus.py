@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import numpy as np
@@ -57,6 +58,13 @@ def test_finding_lines_agrees_with_reading_them(tmp_path, monkeypatch, block, te
 def test_finding_lines_of_a_checked_corpus_gives_its_rows(tmp_path):
     path = write_corpus(tmp_path / "corpus.jsonl", ["a", "", "b" * 1000])
     np.testing.assert_array_equal(line_ranges(path), scan_corpus(path))
+
+
+def test_a_compressed_corpus_is_told(tmp_path):
+    path = write_corpus(tmp_path / "corpus.jsonl", ["oak"])
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataError, match="it is compressed; unpack it with gunzip"):
+        scan_corpus(path)
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,22 @@ def test_damaged_byte_ranges_are_one_line(tmp_path, damage):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["bm25", "dense"])
+def test_an_empty_file_and_one_of_another_index_are_told_before_a_search(tmp_path, encoder, kind):
+    for name, count in [("index", 10), ("other", 30)]:
+        corpus = write_corpus(tmp_path / f"{name}.jsonl", passages(count))
+        build(kind, corpus, tmp_path / name, encoder)
+    files = [each for each in (tmp_path / "index").iterdir() if each.name != "vectors.f32"]
+    for file in files:
+        content = file.read_bytes()
+        for wrong in (b"", (tmp_path / "other" / file.name).read_bytes()):
+            file.write_bytes(wrong)
+            with pytest.raises(ToolError, match=r"cannot be read|holds no index|holds 30 vec"):
+                open_index(tmp_path / "index")
+        file.write_bytes(content)
+    assert open_index(tmp_path / "index").search(QUERIES, 3)
+
+
 @pytest.mark.parametrize("place", ["x" * 300, "corpus.jsonl/index", "/proc/nowhere/index"])
 def test_a_place_where_no_directory_can_be_made_is_told_first(tmp_path, capsys, place):
     corpus = write_corpus(tmp_path / "corpus.jsonl", passages(10))
