@@ -7,7 +7,6 @@ import argparse
 import errno
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -15,6 +14,7 @@ from graphpo_agent.cli_data import add_data_verbs
 from graphpo_agent.cli_score import add_score_verb
 from graphpo_agent.errors import GraphPOError
 from graphpo_agent.interrupt import interruptible
+from graphpo_agent.stderr_lines import as_line, warn_in_lines
 
 __all__ = ["main"]
 
@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     options = _parse(arguments)
-    warnings.formatwarning = _format_warning
+    warn_in_lines()
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a configuration may name a user's own module beside it
     with interruptible() as interrupted:
@@ -93,21 +93,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _fail(message: str) -> int:
-    sys.stderr.write(_line(message))
+    sys.stderr.write(as_line(message))
     return 2
-
-
-def _format_warning(
-    message: Warning | str, category: type[Warning], filename: str, number: int, *_: object
-) -> str:
-    """One line; what is no warning to a user says where it comes from."""
-    if issubclass(category, UserWarning):
-        return _line(str(message))
-    return _line(f"{filename}:{number}: {category.__name__}: {message}")
-
-
-def _line(message: str) -> str:
-    return f"graphpo: {' '.join(message.split())}\n"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ __all__ = ["add_data_verbs"]
 
 _INDEX_KINDS = ("bm25", "lucene", "dense")
 _OPTIONS_HELP = "options of the kind, listed in docs/retrieval.md and by a wrong one"
+_TRANSCRIPTS_HELP = 'JSON lines: {"id", "response", "gold", "prompt"}; judge needs "question", too'
 _INDEX_OUT_HELP = "where the index goes; one that is there is replaced"
 
 
@@ -30,15 +31,25 @@ def add_data_verbs(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
 
 
 def _data_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _prepare_arguments(actions.add_parser("prepare", help="public files to tasks"))
-    toy = actions.add_parser(
-        "toy", help="a generated world: tasks, demonstrations, corpus, untrained policy"
-    )
+    action = _actions(parser)
+    _prepare_arguments(action("prepare", "public files to tasks"))
+    toy = action("toy", "a generated world: tasks, demonstrations, corpus, untrained policy")
     toy.add_argument("world", choices=["kb", "hops", "reach", "trace"], help="which world")
     toy.add_argument("output", help="the directory that receives it; a world that is there stays")
-    toy.add_argument("knobs", nargs="*", default=[], help="difficulty and sizes: hops=1 seed=3 …")
+    toy.add_argument(
+        "knobs",
+        nargs="*",
+        default=[],
+        metavar="knob=value",
+        help="difficulty and sizes: hops=1 seed=3 …; a wrong one lists all",
+    )
     toy.set_defaults(run=_toy)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Callable[[str, str], argparse.ArgumentParser]:
+    """Give a verb actions; what it returns adds one, from its name and help text."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    return lambda name, help: actions.add_parser(name, help=help, description=help)
 
 
 def _toy(options: argparse.Namespace) -> int:
@@ -99,7 +110,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=GRADERS, help="the reward")
-    parser.add_argument("input", type=Path, help='JSON lines: {"id", "response", "gold", "prompt"}')
+    parser.add_argument("input", type=Path, help=_TRANSCRIPTS_HELP)
     parser.add_argument(
         "--out", required=True, type=Path, metavar="FILE", help="one JSON line per transcript"
     )
@@ -149,8 +160,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    build = actions.add_parser("build", help="index a corpus")
+    action = _actions(parser)
+    build = action("build", "index a corpus")
     build.add_argument("kind", choices=_INDEX_KINDS, help="how it is searched")
     build.add_argument(
         "--corpus", required=True, metavar="FILE", help='JSON lines: {"id", "contents"}'
@@ -158,10 +169,10 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--out", required=True, metavar="DIR", help=_INDEX_OUT_HELP)
     _add_options(build)
     build.set_defaults(run=_index_build)
-    info = actions.add_parser("info", help="print what an index is and what it needs")
+    info = action("info", "print what an index is and what it needs")
     info.add_argument("directory", metavar="DIR", help="an index")
     info.set_defaults(run=_index_info)
-    merge = actions.add_parser("merge", help="one index of the indexes of a corpus' parts")
+    merge = action("merge", "one index of the indexes of a corpus' parts")
     merge.add_argument(
         "directories", nargs="+", metavar="DIR", help="the indexes, in the order of the parts"
     )
@@ -190,8 +201,10 @@ def _index_merge(options: argparse.Namespace) -> int:
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="an index")
     _add_options(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines in")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="0.0.0.0 lets other machines in (127.0.0.1)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     parser.add_argument(
         "--ready-file", type=Path, metavar="FILE", help="receives host:port once it answers"
     )
@@ -202,9 +215,9 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     bound("--max-queries", help="of one request (4096)")
     bound("--max-query-chars", help="of one query (8192)")
     bound("--max-body-bytes", help="of one request (16 MiB)")
-    parser.add_argument("--queue", type=int, default=256, help="requests taken in at once")
+    parser.add_argument("--queue", type=int, default=256, help="requests taken in at once (256)")
     parser.add_argument("--workers", type=int, help="searches at once (one per core)")
-    parser.add_argument("--deadline", type=float, default=60.0, help="seconds per request")
+    parser.add_argument("--deadline", type=float, default=60.0, help="seconds per request (60)")
     parser.set_defaults(run=_serve)
 
 

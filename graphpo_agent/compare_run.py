@@ -25,6 +25,7 @@ from graphpo_agent.errors import GraphPOError, RunError
 from graphpo_agent.interrupt import raise_quietly
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
+from graphpo_agent.stderr_lines import warn_in_lines
 from graphpo_agent.train_run import train_run
 
 __all__ = ["Told", "train_apart"]
@@ -171,6 +172,7 @@ class _Sender(RunConsole):
 def _train(config: RunConfig, sender: Connection) -> None:
     """What the process does."""
     signal.signal(signal.SIGTERM, _stop)
+    warn_in_lines()
     directory = Path(config.output)
     begun = bool(RunDirectory(directory).checkpoints())
     try:

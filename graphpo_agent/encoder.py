@@ -12,7 +12,7 @@ from transformers import AutoModel
 from graphpo_agent.errors import ModelError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.plain_text import plain_text
-from graphpo_agent.pretrained import load_pretrained
+from graphpo_agent.pretrained import load_pretrained, most_tokens
 
 __all__ = ["EncoderEmbedder", "Pooling"]
 
@@ -51,7 +51,7 @@ class EncoderEmbedder:
             normalize: scale every vector to length 1.
             prefix: written before every text.
             batch_size: texts per forward pass.
-            max_tokens: longer texts lose their end; no more than the tokenizer allows.
+            max_tokens: longer texts lose their end; no more than tokenizer and model allow.
             device: where the encoder runs.
 
         Raises:
@@ -71,7 +71,7 @@ class EncoderEmbedder:
         self._normalize = normalize
         self._prefix = prefix
         self._batch_size = batch_size
-        self._max_tokens = min(max_tokens, self._tokenizer.model_max_length)
+        self._max_tokens = min(max_tokens, most_tokens(self._tokenizer, self._model))
         self._device = device
         self._encode("")  # tells the tokenizer where to cut, which it takes from one thread only
 

@@ -16,6 +16,7 @@ __all__ = [
     "check_place",
     "control_tokens",
     "load_pretrained",
+    "most_tokens",
     "save_pretrained",
     "why_not_loaded",
 ]
@@ -100,6 +101,19 @@ def load_pretrained(
             f"{missing[0]}; the directory does not hold a complete {kind}"
         )
     return tokenizer, model
+
+
+def most_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    """The longest text that both take; a tokenizer may not say what its model has positions for.
+
+    Example: 512 for ``intfloat/e5-base-v2``
+    """
+    positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    tables = (each for name, each in model.named_modules() if name.endswith("position_embeddings"))
+    padding = getattr(next(tables, None), "padding_idx", None)
+    if padding is not None:  # RoBERTa's positions begin behind it
+        positions -= padding + 1
+    return min(positions, tokenizer.model_max_length)
 
 
 def save_pretrained(directory: Path, *parts: Any) -> None:

@@ -106,10 +106,9 @@ def _is_there(directory: Path, made: Mapping[str, Any]) -> bool:
         return False
     others = [f"{name}={there.get(name)}" for name in made if there.get(name) != made[name]]
     if others:
-        raise ConfigError(
-            f"{directory} holds a world with {', '.join(others)}: name another directory, or "
-            "delete that one"
-        )
+        kind = there.get("world")
+        held = f"a {kind} world" if kind != made["world"] else f"a world with {', '.join(others)}"
+        raise ConfigError(f"{directory} holds {held}: name another directory, or delete that one")
     return True
 
 

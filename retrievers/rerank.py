@@ -12,7 +12,7 @@ from graphpo_agent.errors import ModelError, ToolError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.plain_text import plain_text
-from graphpo_agent.pretrained import load_pretrained
+from graphpo_agent.pretrained import load_pretrained, most_tokens
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
 from retrievers.encoders import check_device
@@ -48,7 +48,7 @@ class RerankRetriever:
             batch_size: pairs per forward pass.
             device: where the cross-encoder runs.
             max_tokens: in longer pairs the longer text, as a rule the document, loses its end; no
-                more than the tokenizer allows.
+                more than tokenizer and model allow.
 
         Raises:
             ModelError: there is no usable cross-encoder at ``model``.
@@ -68,7 +68,7 @@ class RerankRetriever:
         self._depth = depth
         self._batch_size = batch_size
         self._device = device
-        self._max_tokens = min(max_tokens, self._tokenizer.model_max_length)
+        self._max_tokens = min(max_tokens, most_tokens(self._tokenizer, self._model))
         self._lock = threading.Lock()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Document]]:

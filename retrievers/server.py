@@ -188,12 +188,18 @@ class _ReadyFile:
     """The file that says where the server answers, while it does; ``path`` None: none."""
 
     def __init__(self, path: Path | None, address: str) -> None:
-        """Remove what an earlier server left."""
+        """Remove what an earlier server left.
+
+        Raises:
+            ToolError: it cannot be removed, or there is no directory for one.
+        """
         self._path = path
         self._address = address
         self._over = False
         self._lock = threading.Lock()
         if path is not None:
+            if not path.parent.is_dir():
+                raise ToolError(f"ready file {path}: there is no directory {path.parent}")
             with self._errors():
                 path.unlink(missing_ok=True)
 

@@ -54,6 +54,23 @@ def test_every_argument_of_every_verb_is_explained() -> None:
     assert list(unexplained(_parser())) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["data", "prepare"], "public files to tasks"),
+        (["data", "toy"], "knob=value"),
+        (["index", "merge"], "one index of the indexes"),
+        (["grade"], 'judge needs "question"'),
+        (["serve"], "(8000)"),
+    ],
+)
+def test_help_says_what_a_verb_does_and_takes(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status([*arguments, "--help"]) == 0
+    assert says in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["train"], ["score"], ["data", "toy", "moon"]])
 def test_a_usage_mistake_is_one_line_and_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -82,7 +99,9 @@ def test_counts_start_at_one(flag: list[str], capsys: pytest.CaptureFixture[str]
 
 def test_doctor_finds_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
-    assert torch.__version__.split("+")[0] in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert torch.__version__.split("+")[0] in told
+    assert "model.lora (optional)" in told and "engine.kind verl (optional)" in told
 
 
 @pytest.mark.parametrize(

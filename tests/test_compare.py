@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+import warnings
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from statistics import mean
@@ -30,6 +31,12 @@ KB = str(ROOT / "configs/toy/kb.yaml")
 def dying_reward(task: Task, outcome: Outcome) -> float:
     """A verifier that takes its process with it."""
     os._exit(7)
+
+
+def warning_reward(task: Task, outcome: Outcome) -> float:
+    """A verifier that has something to say."""
+    warnings.warn("the judge\nis late", stacklevel=2)
+    return 0.5
 
 
 def arguments(place: Path, out: Path, *more: str, methods: list[str] = METHODS) -> list[str]:
@@ -294,6 +301,15 @@ def test_a_run_that_fails_is_named(
     assert "treerpo, seed 0: " in (error := mistake(capsys, words)) and says in error
     assert says in mistake(capsys, [*words, "--jobs", "4"])
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_a_warning_in_a_run_is_a_line(reach: Path, tmp_path: Path) -> None:
+    more = ("train.steps=1", f"reward={__name__}:warning_reward")
+    process = start_command(arguments(reach, tmp_path / "out", *more, methods=["grpo"]))
+    _, told = process.communicate()
+    assert process.returncode == 0
+    assert "graphpo: the judge is late\n" in told and "Warning" not in told
 
 
 def test_overrides_behind_the_methods_are_overrides(

@@ -26,6 +26,8 @@ KB = ROOT / "configs/toy/kb.yaml"
     [
         ("method.merge_treshold=0.9", "method.merge_treshold: unknown key of 'graphpo'"),
         ("train.stepz=5", "train.stepz: unknown key"),
+        ("trian.steps=5", "trian: unknown key (override 'trian.steps=5')"),
+        ("method.schedule=8", "method.schedule: Input should be a list (got 8)"),
         ("method.merge_threshold=0", "method.merge_threshold: Input should be greater"),
         ("method.merge_threshold=1.01", "less than or equal to 1 (got 1.01)"),
         ("method.merge_threshold=.nan", "method.merge_threshold"),

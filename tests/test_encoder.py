@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
+    RobertaConfig,
 )
 
 from graphpo_agent.data.toy_model import make_toy_tokenizer
@@ -24,6 +25,15 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", "karo", "venn", "ment
 TEXTS = ["karo venn", "mentor", "karo venn mentor born 1987", "born", "karo venn born"]
 
 
+def bert_tokenizer(**limit):
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    words.post_processor = processors.BertProcessing(sep=("[SEP]", 3), cls=("[CLS]", 2))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", **limit
+    )
+
+
 @pytest.fixture(scope="module", params=["bert", "qwen2"])
 def directory(request, tmp_path_factory):
     """A tiny random encoder with its tokenizer; only the BERT one adds [CLS] and [SEP]."""
@@ -32,12 +42,7 @@ def directory(request, tmp_path_factory):
     sizes = {"hidden_size": 16, "intermediate_size": 32}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     if request.param == "bert":
-        words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
-        words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        words.post_processor = processors.BertProcessing(sep=("[SEP]", 3), cls=("[CLS]", 2))
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", model_max_length=12
-        )
+        tokenizer = bert_tokenizer(model_max_length=12)
         model = BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=12, **sizes))
     else:
         tokenizer = make_toy_tokenizer(TEXTS)
@@ -96,6 +101,26 @@ def test_long_texts_are_cut(directory):
     embedder = EncoderEmbedder(directory, max_tokens=7)
     np.testing.assert_allclose(embedder.embed([text]), embedder.embed([text + "born"]), atol=1e-6)
     assert np.isfinite(EncoderEmbedder(directory, max_tokens=12).embed([text])).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (BertConfig(max_position_embeddings=12), 12),
+        (RobertaConfig(max_position_embeddings=12), 10),  # two positions are padding's
+    ],
+)
+def test_a_model_s_positions_cut_where_its_tokenizer_says_nothing(config, most, tmp_path):
+    config.update({"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 32})
+    config.update({"num_hidden_layers": 1, "num_attention_heads": 2})
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    bert_tokenizer().save_pretrained(tmp_path)
+    embedder = EncoderEmbedder(tmp_path)
+    words = ["karo"] * (most - 3)
+    texts = [" ".join([*words, *more]) for more in (["venn"], ["venn", "born"], ["mentor"])]
+    kept, cut, other = embedder.embed(texts)
+    np.testing.assert_allclose(kept, cut, atol=1e-6)
+    assert np.abs(kept - other).max() > 1e-3
 
 
 def test_no_call_changes_the_tokenizer_that_threads_share(directory):

@@ -87,7 +87,7 @@ def test_a_world_is_made_once_and_written_over_by_nothing(
     assert "is there already" in capsys.readouterr().out
     for other, told in (
         ([*make, "seed=1", "num_heads=4"], "kb holds a world with seed=0, num_heads=2: name"),
-        (["data", "toy", "reach", str(place)], "kb holds a world with world=kb"),
+        (["data", "toy", "reach", str(place)], "kb holds a kb world: name"),
     ):
         assert main(other) == 2
         (line,) = capsys.readouterr().err.splitlines()

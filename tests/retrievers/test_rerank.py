@@ -1,3 +1,5 @@
+import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -69,9 +71,15 @@ def test_threads_get_what_one_thread_gets(bm25, model):
     )
 
 
-def test_very_long_queries_and_broken_text_are_cut_not_refused(bm25, model):
+def test_very_long_queries_and_broken_text_are_cut_not_refused(bm25, model, tmp_path):
     query = "alder0 " * 500 + "\ud800"
-    assert len(RerankRetriever(bm25, model).search([query], 3)[0]) == 3
+    found = RerankRetriever(bm25, model).search([query], 3)
+    assert len(found[0]) == 3
+    limitless = shutil.copytree(model, tmp_path / "limitless")
+    settings = json.loads((limitless / "tokenizer_config.json").read_text())
+    del settings["model_max_length"]
+    (limitless / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert RerankRetriever(bm25, limitless).search([query], 3) == found
 
 
 def test_a_query_that_the_first_retriever_fails_at_fails_alone(bm25, model):

@@ -311,7 +311,10 @@ def test_what_cannot_be_served_is_one_line_and_status_2(tmp_path, server):
         "the index has gone": {"loading_fails": "the index has gone"},
         "pages.jsonl:2: field 'url' must be a string": {"pages": str(tmp_path / "pages.jsonl")},
         "none.jsonl: cannot be read": {"pages": str(tmp_path / "none.jsonl")},
-        "ready file ": {"ready_file": str(tmp_path / "no" / "ready")},
+        "ready: there is no directory": {  # before the index is loaded
+            "ready_file": str(tmp_path / "no" / "ready"),
+            "loading_fails": "the index has gone",
+        },
     }
     for message, options in cases.items():
         status, errors = outcome(tmp_path, **options)
