@@ -42,8 +42,8 @@ def check_model_directory(name: str, required_file: str) -> bool:
         required_file: a file that a model directory must have.
 
     Raises:
-        ModelError: the path cannot be a hub name and is not a directory, or the file is missing,
-            or a configuration file in it is damaged.
+        ModelError: the path is a file, or neither a directory nor a hub name; or the required file
+            is missing, or a configuration file damaged.
     """
     path = os.path.expanduser(name)
     if os.path.isdir(path):
@@ -55,8 +55,10 @@ def check_model_directory(name: str, required_file: str) -> bool:
         for file in sorted(_CONFIG_FILES & {*os.listdir(path)}):
             _check_object(Path(path) / file)
         return True
+    if os.path.exists(path):
+        raise ModelError(f"model {name} is a file; name the directory that it lies in")
     in_hub = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name) and len(name) <= _LONGEST_HUB_NAME
-    if not in_hub or os.path.exists(path):
+    if not in_hub:
         raise ModelError(f"model directory {name:.200} does not exist; check the path")
     return False
 

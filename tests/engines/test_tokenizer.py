@@ -108,6 +108,11 @@ def test_a_missing_directory_is_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_is_no_model_directory(tokenizer_dir):
+    with pytest.raises(ModelError, match=r"tokenizer\.json is a file; name the directory"):
+        HfTokenizer.load(f"{tokenizer_dir}/tokenizer.json")
+
+
 def test_a_directory_without_a_tokenizer_is_one_line(tmp_path: Path):
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is missing"):
         HfTokenizer.load(str(tmp_path))

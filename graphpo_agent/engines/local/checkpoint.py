@@ -21,7 +21,7 @@ from graphpo_agent.engines.local.adapter_files import read_adapters, under_adapt
 from graphpo_agent.engines.local.lora import has_adapters, merged_model
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.errors import RunError, first_line, first_sentence
+from graphpo_agent.errors import ModelError, RunError, first_line, first_sentence
 from graphpo_agent.pretrained import save_pretrained
 
 __all__ = ["read_checkpoint", "write_checkpoint", "write_model"]
@@ -72,8 +72,7 @@ def read_checkpoint(
         What was stored of the ``counters`` of these names.
 
     Raises:
-        ModelError: no complete model is there.
-        RunError: the optimiser state is missing, damaged or belongs to another model.
+        RunError: weights or optimiser state are missing, damaged or belong to another model.
     """
     path = directory / _STATE_FILE
     if not path.is_file():
@@ -86,7 +85,10 @@ def read_checkpoint(
             raise RunError(
                 f"checkpoint {directory} holds adapters: go on with its run's model.lora"
             )
-        weights = load_model(str(directory), model.dtype).state_dict()
+        try:
+            weights = load_model(str(directory), model.dtype).state_dict()
+        except ModelError as error:
+            raise RunError(f"{error}, or delete that checkpoint") from error
     state, counted = _read_state(path, model.device, counters)
     try:
         if weights is None:
