@@ -179,7 +179,7 @@ class Bm25Retriever:
 
 def _check_together(index: bm25s.BM25, num_docs: int) -> None:
     """Raise ValueError unless the files of an index are of the sizes that the others tell."""
-    scores, words = index.scores, len(index.vocab_dict.keys() - {""})
+    scores, words = index.scores, len(index.vocab_dict) - ("" in index.vocab_dict)
     starts, ends = scores["indptr"], int(scores["indptr"][-1])
     sizes = scores["num_docs"], len(starts) - 1, len(scores["indices"]), len(scores["data"])
     if sizes != (num_docs, words, ends, ends):
