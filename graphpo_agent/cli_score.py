@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from graphpo_agent.methods import METHODS
+from graphpo_agent.stderr_lines import as_line
 
 __all__ = ["add_score_verb"]
 
@@ -128,5 +129,5 @@ def _score(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     note = score_file(options.input, options.out, options.method, given, options.keep_classes)
     if note is not None:
-        print(f"graphpo: {note}", file=sys.stderr)
+        sys.stderr.write(as_line(note))
     return 0

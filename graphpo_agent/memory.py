@@ -34,7 +34,6 @@ from graphpo_agent.engines.local.memory import (
     estimate_memory,
     free_memory,
     model_sizes,
-    product_bytes,
     token_bytes,
 )
 from graphpo_agent.engines.local.model import model_without_weights, usable_device
@@ -178,7 +177,6 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
     if config.model.lora is not None:
         add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
     sizes, row = model_sizes(model), _row(config, prompt_tokens)
-    in_kernel = not on_cpu and product_bytes(sizes, compute) == 2
     longest = prompt_tokens + mode.max_response_tokens
     if isinstance(config.engine, LocalEngineConfig):
         dtype = torch.bfloat16 if compute.autocast else getattr(torch, config.model.dtype)
@@ -190,7 +188,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
     needs = UpdateSizes(
-        activations=saved_bytes(model, row, compute, in_kernel),
+        activations=saved_bytes(model, row, compute, device),
         targets=len(row.target_ids),
         reference=update.kl_coefficient > 0 and config.model.lora is None,
         entropy_bonus=update.entropy_coefficient != 0,

@@ -141,7 +141,7 @@ def test_stretches_give_the_scores_and_gradients_of_buckets(make_model, monkeypa
         use_slow_flash_attention(monkeypatch)
     found = []
     for stretches in (False, True):
-        monkeypatch.setattr(flat_attention, "_flash_fits", lambda *_, fits=stretches: fits)
+        monkeypatch.setattr(flat_attention, "flash_fits", lambda *_, fits=stretches: fits)
         model.zero_grad()
         with flat_passes(model, compute):
             scores = score_tokens(model, batch, 1.0, compute)
@@ -158,7 +158,7 @@ def test_flash_attention_is_for_16_bits_and_heads_that_it_knows(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
     def fits(head_dim, dtype, device="cuda"):
-        return flat_attention._flash_fits(head_dim, dtype, torch.device(device))
+        return flat_attention.flash_fits(head_dim, dtype, torch.device(device))
 
     assert fits(64, torch.bfloat16) and fits(192, torch.float16)
     assert not fits(64, torch.float32) and not fits(64, torch.bfloat16, "cpu")

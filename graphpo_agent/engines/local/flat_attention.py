@@ -34,7 +34,7 @@ from graphpo_agent.engines.local.stretch_attention import (
 )
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
-__all__ = ["BucketLayout", "flat_layout"]
+__all__ = ["BucketLayout", "flash_fits", "flat_layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def flat_layout(
     batch: PackedBatch, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> StretchLayout | BucketLayout:
     """The layout of a row; ``head_dim`` and ``dtype`` are those of queries and keys."""
-    if _flash_fits(head_dim, dtype, device):
+    if flash_fits(head_dim, dtype, device):
         return stretch_layout(batch, device)
     buckets, order = cut_into_buckets(batch)
     return BucketLayout(
@@ -76,7 +76,7 @@ def flat_layout(
     )
 
 
-def _flash_fits(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+def flash_fits(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether FlashAttention is made for such heads, numbers and GPUs (from Ampere on).
 
     Larger heads have a backward pass on some of these GPUs only.

@@ -21,7 +21,6 @@ __all__ = [
     "estimate_memory",
     "free_memory",
     "model_sizes",
-    "product_bytes",
     "token_bytes",
 ]
 
@@ -42,8 +41,8 @@ class ModelSizes:
         weight_bytes: of all weights, tied ones once.
         trained_bytes: of those that are trained; all of them, or the adapters.
         layers: decoder layers.
-    key_width: key/value heads times their dimension.
-    vocabulary: rows of the output head.
+        key_width: key/value heads times their dimension.
+        vocabulary: rows of the output head.
         itemsize: bytes of one weight.
     """
 
@@ -190,7 +189,7 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
     With a bonus on the entropy the logits as well. On a GPU it is the logits and their gradient.
     """
     rows = min(update.targets, max(1, max_logits(update.device_type) // model.vocabulary))
-    product = product_bytes(model, compute)
+    product = _product_bytes(model, compute)
     if update.device_type != "cpu":
         return rows * model.vocabulary * 2 * product
     kept = max(product, _MASTER_BYTES)
@@ -200,10 +199,10 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
 
 def token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Keys and values of one token, in all layers."""
-    return 2 * model.layers * model.key_width * product_bytes(model, compute)
+    return 2 * model.layers * model.key_width * _product_bytes(model, compute)
 
 
-def product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
+def _product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Of one number that a matrix product gives."""
     return 2 if compute.autocast else model.itemsize
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import to_device
-from graphpo_agent.engines.local.flat_attention import BucketLayout, flat_layout
+from graphpo_agent.engines.local.flat_attention import BucketLayout, flash_fits, flat_layout
 from graphpo_agent.engines.local.forward import flat_passes
 from graphpo_agent.engines.local.model import head_dim, key_width, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
@@ -43,7 +43,7 @@ class _Answers(TorchDispatchMode):
 
 
 def saved_bytes(
-    model: PreTrainedModel, row: PackedBatch, compute: ComputeOptions, in_kernel: bool
+    model: PreTrainedModel, row: PackedBatch, compute: ComputeOptions, device: torch.device
 ) -> int:
     """Bytes kept for the backward pass of a row, rounded weights included, logits left out.
 
@@ -52,18 +52,17 @@ def saved_bytes(
         row: of the update.
         compute: how it is computed. Where layers are computed again, what one of them keeps counts
             or the rounded weights, which are there before; that layers are compiled does not.
-        in_kernel: whether one kernel attends to whole paths (on a GPU, in 16 bits). What is
-            gathered for it in the backward pass of a layer counts.
+        device: where it is computed. Where one kernel attends to whole paths, what is gathered for
+            it in the backward pass of a layer counts.
 
     Raises:
         RuntimeError: torch cannot tell a shape, as with layers that look at their numbers.
         ModelError: as ``flat_passes``.
     """
     dtype = torch.bfloat16 if compute.autocast else model.dtype
-    if in_kernel:
-        layout = stretch_layout(row, _CPU)
-    else:
-        layout = flat_layout(row, head_dim(model.config), dtype, _CPU)
+    size = head_dim(model.config)
+    fits = flash_fits(size, dtype, device)
+    layout = stretch_layout(row, _CPU) if fits else flat_layout(row, size, dtype, _CPU)
     compute = replace(compute, compile_layers=False)
     head = output_head(model).weight
     rounded = sum(p.nbytes for p in model.parameters()) // 2 if compute.autocast else 0
