@@ -23,7 +23,8 @@ _ROOTS = re.compile(r"√(?:(\d+|[a-z])|\((\d+|[a-z])\))")
 _STOP = re.compile(r"\s*(?:(?<!\.)[.。]|\\\\)$")
 _MARKS = re.compile(r"(?:\*\*)?(?<!\\)(?:\$\$?|\\[()\[\]])(?:\*\*)?")
 _GOES_ON = re.compile(
-    r"[-+*/^_=<>|&{\\]\s*\$|\d\$|\$\s*(?:[-+*/=<>|&]\s*[-\d.(\\]|[\^_}\\%]|percent$)|\$\d"
+    r"[-+*/^_=<>|&{\\]\s*\$|\d\$|\$\d"
+    r"|\$\s*(?:[-+*/=<>|&]\s*[-\d.(\\]|[\^_}\\%]|percent$|(?i:thousand|[mbtr]+illion)\b)"
 )
 _HEDGE = re.compile(
     r"\bn?or\b|\bnot\W*\$|\b(?:and|but)\W*[\d$]|[\d$]\W*(?:and|but)\b|[,;]\s*[-+]?\d|\d\s*[,;]",
@@ -43,6 +44,12 @@ _ASSIGNED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
 _NEXT = re.compile(r", ?(?:and )?| and | ?\\text\{ ?and ?\} ?")
 _MIXED = re.compile(r"(?<![\d.,_^/])(\d{1,50}) (\d{1,50})/(\d{1,50})(?![\d.])")
 _BASE = re.compile(r"(?<![a-z\d.^_\\])(\d+) ?_ ?(?!\{?10\b)(?:\{(\d+)\}|(\d+))")
+_ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALES = "|".join(_ZEROS)
+_SCALE = re.compile(
+    rf"(?<=[\d}}]) ?(?:({_SCALES})\b|\\(?:text|mbox|mathrm)\{{ ?({_SCALES})\b ?([^{{}}]*)\}})",
+    re.IGNORECASE,
+)
 _REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\{(\d{1,20})\}(?!\d)")
 _SHORT = re.compile(r"\\[dt]?frac ?(?:\{(\d{1,50})\}|(\d)) ?(?:\{(\d{1,50})\}|(\d))")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
@@ -57,9 +64,9 @@ def plain(text: str) -> str:
     r"""Without marks of mathematics, the full stop and a remark behind it, and spacing commands.
 
     A single formula among words is what they speak of, and stands alone, unless they name another
-    answer (``$5$ or 6``). Signs, mixed numbers and decimals that repeat become LaTeX, a percentage
-    is ``20%`` without its name, a base other than ten a factor, and values of different names are
-    a tuple, in the order of the names (``y = 2, x = 1`` is ``(1,2)``).
+    answer (``$5$ or 6``). Signs, mixed numbers, millions and decimals that repeat become LaTeX, a
+    percentage is ``20%`` without its name, a base other than ten a factor, and values of different
+    names are a tuple, in the order of the names (``y = 2, x = 1`` is ``(1,2)``).
 
     Example: ``plain("$4 2/3$ (for n = 1)")`` is ``"4\\frac{2}{3}"``.
     """
@@ -70,6 +77,7 @@ def plain(text: str) -> str:
     text = _CONSTANT.sub(r"\1", _without_remark(_SAYS.sub("", text)))
     text = _NAMED.sub("", _PERCENT.sub("%", text))
     text = _SHORT.sub(r"\\frac{\1\2}{\3\4}", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    text = _SCALE.sub(_power_of_ten, text)
     return _REPEATING.sub(_repeated, _BASE.sub(r"\1\\beta_{\2\3}", _by_name(text)))
 
 
@@ -116,6 +124,12 @@ def _without_remark(text: str) -> str:
     if behind is None or _ADDS.search(behind[1]) or not _EXPLAINS.search(behind[1]):
         return text
     return text[: behind.start()]
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    word, in_text, unit = match.groups()
+    power = rf"\cdot 10^{{{_ZEROS[(word or in_text).lower()]}}}"
+    return rf"{power} \text{{{unit}}}" if unit else power
 
 
 def _repeated(match: re.Match[str]) -> str:

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -96,11 +96,17 @@ def _check_arguments(path: Any, arguments: Mapping[str, Any]) -> None:
         signature.bind(**arguments)
     except TypeError as error:
         taken = ", ".join(signature.parameters) or "no arguments"
-        raise ConfigError(f"{path}: {error}; it takes {taken}") from None
+        raise ConfigError(f"{path}: {error}; it takes {taken}{_no_class(function)}") from None
     for name, value in arguments.items():
         misfit = _misfit(value, annotations[name]) if name in annotations else None
         if misfit is not None:
             raise ConfigError(f"{path}: {name} {misfit}")
+
+
+def _no_class(function: Callable[..., Any]) -> str:
+    if not inspect.isfunction(function):
+        return ""
+    return "; it is a function: write its name alone, or {function: …} among arguments"
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -128,7 +134,7 @@ def _misfit(value: Any, annotation: Any) -> str | None:
     except ValidationError as error:
         found = f", found {value!r:.80}"
         if get_origin(annotation) is not Annotated:
-            return f"must be of type {inspect.formatannotation(annotation)}{found}"
+            return f"must be {_kind(annotation)}{found}"
         [first, *_] = error.errors()
         told = first.get("ctx", {}).get("error")
         if told is not None:
@@ -137,6 +143,12 @@ def _misfit(value: Any, annotation: Any) -> str | None:
     except (PydanticUserError, SchemaError):  # the annotation says nothing about plain values
         return None
     return None
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(map(str, get_args(annotation)))}"
+    return f"of type {inspect.formatannotation(annotation)}"
 
 
 def _is_to_be_built(value: Any) -> bool:

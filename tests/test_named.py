@@ -76,6 +76,14 @@ def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:
         ({"class": HERE, "left": {"function": "x"}}, "write module:name"),
         ({"class": HERE, "left": {"class": 5}}, "5: write module:name"),
         ({"class": ".tests:Pair"}, "cannot find '.tests:Pair'"),
+        (
+            {"class": "graphpo_agent.rewards.qa:token_f1"},
+            "it takes task, outcome; it is a function: write its name alone",
+        ),
+        (
+            {"class": "graphpo_agent.rewards.asearcher:ASearcherReward", "metric": "f2"},
+            "metric must be one of f1, em, found 'f2'",
+        ),
         ({"class": "builtins:dict", "a": 1}, "no signature found"),
         (
             {"class": "graphpo_agent.net.client:Limits", "tries": "many"},
@@ -203,7 +211,7 @@ def test_settings_behind_stars_are_arguments_too() -> None:
         ),
         (
             {"class": "graphpo_agent.rewards.tree_grpo:TreeGrpoReward", "call_tag": "act"},
-            "call_tag must be of type",
+            "call_tag must be one of search, tool_call, found 'act'",
         ),
         (
             {"class": "tools.search:SearchTool", "topk": 0, "retriever": {"class": "x:Y"}},

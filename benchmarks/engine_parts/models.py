@@ -47,10 +47,14 @@ SIZES = {
     for size in (
         Size("0.2M", 64, 2, 2, 1000, 192),
         Size("5M", 256, 4, 4, 8000, 768),
-        Size("50M", 576, 8, 9, 8000, 2304),
+        Size("41M", 1024, 2, 16, 3072, 5408, key_heads=2),
     )
 }
-"""By name, which is about the number of parameters, the tied embeddings included."""
+"""By name, which is about the number of parameters, the tied embeddings included.
+
+The output head takes 38 % of a token's products with weights in the first two, and 8 % in the last,
+two layers in the proportions of Qwen2.5-7B.
+"""
 
 
 def make_model(

@@ -274,6 +274,28 @@ def test_a_percent_sign_is_a_hundredth_or_does_not_count(reward, percent):
         assert reward.verdict(other, (percent,)).status == "incorrect", other
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r"3\text{ million}", "3,000,000"),
+        ("$3$ Million", r"3\cdot 10^6"),
+        (r"1.5\mathrm{ billion}", "1500000000"),
+        (r"\$2.5\text{ trillion dollars}", r"2.5 \times 10^{12}"),
+        (r"\frac{1}{2} \text{ thousand}", "500"),
+    ],
+)
+def test_millions_are_part_of_the_number(reward, written, value):
+    for gold, answer in ((written, value), (value, written)):
+        assert reward.verdict(answer, (gold,)).status == "correct"
+    for bare in ("3", "1.5", "2.5", "0.5"):
+        assert reward.verdict(written, (bare,)).status == "incorrect"
+        assert reward.verdict(bare, (written,)).status == "incorrect"
+
+
+def test_a_word_that_begins_like_a_million_is_a_unit(reward):
+    assert reward.verdict("3 millionaires", ("3000000",)).status == "incorrect"
+
+
 whole = st.integers(-(10**6), 10**6)
 
 
