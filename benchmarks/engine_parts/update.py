@@ -302,9 +302,9 @@ def _page(result: dict[str, Any]) -> list[str]:
         f"{', '.join(map(str, PACKED_TOKENS))}); *edges*: one row for each edge. In these "
         "three only trained positions reach the output head, whose work is thus the same and "
         "bounds what packing can gain (*operations ×*). *All logits*: paths whose every response "
-        "token reaches the head, as trainers of plain rows do it. × is rows over packed. The 41M model "
-        "has the proportions of Qwen2.5-7B, whose head takes 8 % of a token's products with weights; "
-        "in the smaller models it takes 38 %.",
+        "token reaches the head, as trainers of plain rows do it. × is rows over packed. "
+        "The 41M model has the proportions of Qwen2.5-7B, whose head takes 8 % of a token's "
+        "products with weights; in the smaller models it takes 38 %.",
         "",
         f"Share of the operations' ratio: median {np.median(possible):.0%}, least "
         f"{possible.min():.0%}. Share of the token ratio: median {np.median(reached):.0%}, least "
