@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
@@ -56,7 +60,7 @@ def saved_bytes(
             it in the backward pass of a layer counts.
 
     Raises:
-        RuntimeError: torch cannot tell a shape, as with layers that look at their numbers.
+        RuntimeError: torch cannot tell a shape; where layers look at their numbers, it says so.
         ModelError: as ``flat_passes``.
     """
     dtype = torch.bfloat16 if compute.autocast else model.dtype
@@ -113,13 +117,16 @@ def _count(
         torch.autocast("cpu", torch.bfloat16, enabled=compute.autocast),
         saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
-        model.base_model(
-            input_ids=to_device(row.token_ids, _CPU)[None],
-            position_ids=to_device(row.position_ids, _CPU)[None],
-            attention_mask=None,
-            use_cache=False,
-            flat_layout=layout,
-        )
+        try:
+            model.base_model(
+                input_ids=to_device(row.token_ids, _CPU)[None],
+                position_ids=to_device(row.position_ids, _CPU)[None],
+                attention_mask=None,
+                use_cache=False,
+                flat_layout=layout,
+            )
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise RuntimeError("what its layers compute depends on their numbers") from error
     return sum(kept[one].untyped_storage().nbytes() for one in kept.keys() - weights)
 
 
