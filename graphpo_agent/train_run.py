@@ -167,10 +167,11 @@ def changed_settings(run: RunDirectory, config: RunConfig) -> list[str]:
     then, now = (
         flatten(each.model_dump(mode="json", exclude={"output"})) for each in (stored, config)
     )
+    sections = {key.rpartition(".")[0] for key in (*then, *now)}  # null where they are not set
     return [
         f"{key} was {then.get(key, 'not set')}, now {now.get(key, 'not set')}"
         for key in {**then, **now}
-        if then.get(key) != now.get(key)
+        if then.get(key) != now.get(key) and key not in sections
     ]
 
 
