@@ -25,7 +25,12 @@ from graphpo_agent.report.html import write_report
 from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
 from graphpo_agent.report.run_files import flatten, read_run
 from graphpo_agent.train import prepare, train
-from graphpo_agent.train_verl import prepare_verl, rewind_logs, train_through_verl
+from graphpo_agent.train_verl import (
+    check_resumed,
+    prepare_verl,
+    rewind_logs,
+    train_through_verl,
+)
 
 __all__ = [
     "FinishedRun",
@@ -116,6 +121,9 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
 
 def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> FinishedRun:
     """``train_run`` through verl; its checkpoints are verl's own."""
+    if resume is not None:
+        stored = RunDirectory.existing(resume).config_path
+        check_resumed(config, load_config(RunConfig, stored))
     left_out, notes = prepare_verl(config)
     path = resume or Path(config.output)
     console.tell([f"{config.method.name} → {path}", *notes])
@@ -159,10 +167,11 @@ def changed_settings(run: RunDirectory, config: RunConfig) -> list[str]:
     then, now = (
         flatten(each.model_dump(mode="json", exclude={"output"})) for each in (stored, config)
     )
+    sections = {key.rpartition(".")[0] for key in (*then, *now)}  # null where they are not set
     return [
         f"{key} was {then.get(key, 'not set')}, now {now.get(key, 'not set')}"
         for key in {**then, **now}
-        if then.get(key) != now.get(key)
+        if then.get(key) != now.get(key) and key not in sections
     ]
 
 

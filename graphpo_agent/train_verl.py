@@ -36,6 +36,7 @@ from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.run_tasks import usable_tasks
 
 __all__ = [
+    "check_resumed",
     "check_verl",
     "prepare_verl",
     "rewind_logs",
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 WORKER = "graphpo_agent.verl_worker:make_worker"
+_OF_THE_CHECKPOINT = ("learning_rate", "betas", "weight_decay")
+"""Settings of the update that verl takes from the checkpoint that it goes on from."""
 
 
 def check_verl(config: RunConfig) -> list[str]:
@@ -66,6 +69,24 @@ def check_verl(config: RunConfig) -> list[str]:
         f"{gpus // engine.tensor_parallel} vLLM servers, {engine.grower_processes} processes that "
         "grow graphs; verl's configuration composes"
     ]
+
+
+def check_resumed(config: RunConfig, before: RunConfig) -> None:
+    """Raise ConfigError where a run would go on with settings that verl does not change any more.
+
+    Args:
+        config: with which the run is to go on.
+        before: with which it went so far.
+    """
+    now, then = config.update, before.update
+    changed = [name for name in _OF_THE_CHECKPOINT if getattr(now, name) != getattr(then, name)]
+    if changed:
+        names = ", ".join(f"update.{name}" for name in changed)
+        raise ConfigError(
+            f"engine.kind verl: a resumed run keeps {names}, which verl has in its checkpoint; "
+            "leave it out, or start another run with "
+            "model.path=RUN/checkpoints/global_step_N/actor/huggingface"
+        )
 
 
 def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:

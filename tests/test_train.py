@@ -617,8 +617,26 @@ def test_overrides_of_a_resumed_run_are_told_and_kept(
     assert accuracy.split()[2] == f"{rows(run)[0]['eval/accuracy']:.1%}"
     assert "steps: 2" in (run / "config.yaml").read_text()
     assert len(json.loads((run / "manifest.json").read_text())["resumed"]) == 1
+    left = run / "checkpoints/.partial/step-000001"  # of a kill while it was deleted
+    left.mkdir(parents=True)
     assert main(["train", "--resume", str(run)]) == 0
     assert "complete after step 2;" in capsys.readouterr().out
+    assert not left.exists()
+
+
+def test_a_section_that_is_new_in_a_resumed_run_is_told_by_its_settings(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "model.lora={rank: 2}"]) == 2
+    told = capsys.readouterr().out.splitlines()
+    assert {line for line in told if line.startswith("from here on")} == {
+        "from here on model.lora.rank was not set, now 2",
+        "from here on model.lora.alpha was not set, now 32.0",
+        "from here on model.lora.target_modules was not set, now null",
+    }
 
 
 @pytest.mark.parametrize(

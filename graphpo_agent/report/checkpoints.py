@@ -54,21 +54,25 @@ class Checkpoints:
         with self._clean():
             self._discard(self.whole())
 
+    def sweep(self) -> None:
+        """Delete what a kill has left: half of a checkpoint, or one that was to be deleted."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
     @contextmanager
     def _clean(self) -> Iterator[None]:
         """Without what a kill has left; leaves nothing itself, also where an interrupt ends it."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self.sweep()
         try:
             yield
         finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self.sweep()
 
     def _discard(self, checkpoints: Sequence[Path]) -> None:
         """Delete checkpoints, of which a kill leaves no half in sight."""
         for checkpoint in checkpoints:
             self._scratch.mkdir(exist_ok=True)
             checkpoint.rename(self._scratch / checkpoint.name)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self.sweep()
 
 
 def step_of(checkpoint: Path) -> int:

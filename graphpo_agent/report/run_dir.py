@@ -139,7 +139,10 @@ class RunDirectory:
         return checkpoints[-1]
 
     def rewind(self, checkpoint: Path) -> Progress:
-        """Cut the logs back to where a checkpoint was written, and say where that was."""
+        """Cut the logs back to where a checkpoint was written, and say where that was.
+
+        What a kill has left beside the checkpoints is deleted.
+        """
         state = read_progress(checkpoint)
         try:
             sizes = {
@@ -159,6 +162,7 @@ class RunDirectory:
                 )
         for log, size in sizes.items():
             os.truncate(log, size)
+        self._checkpoints.sweep()
         return progress
 
     def check_manifest(self) -> None:

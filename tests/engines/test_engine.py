@@ -354,6 +354,31 @@ def test_a_resumed_run_is_bit_identical(make_model, tokenizer, tmp_path, dtype):
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
+def test_a_resumed_run_takes_the_settings_that_it_is_given(make_model, tokenizer, tmp_path):
+    first = make_engine(make_model(), tokenizer, weight_decay=0.0)
+    first.update(SAMPLES, 0)
+    first.save_checkpoint(tmp_path / "step")
+
+    def changes(**options):
+        model = make_model()
+        engine = make_engine(model, tokenizer, replace(UPDATING, minibatch_graphs=5), **options)
+        engine.load_checkpoint(tmp_path / "step")
+        before = weights_of(model)
+        engine.update(SAMPLES, 1)
+        return before, {name: after - before[name] for name, after in model.state_dict().items()}
+
+    rate = UPDATING.learning_rate
+    before, plain = changes(weight_decay=0.0)
+    _, shrunk = changes(weight_decay=3.0)
+    _, forgetful = changes(betas=(0.0, 0.0))
+    for name, weight in before.items():
+        decay = -3.0 * rate * weight if weight.ndim >= 2 else torch.zeros_like(weight)
+        assert torch.allclose(shrunk[name] - plain[name], decay, rtol=0.0, atol=1e-12), name
+    steps = torch.cat([change.abs().flatten() for change in forgetful.values()])
+    steps = steps[steps > 0]  # without a memory each is as long as the rate, whatever its gradient
+    assert (steps / rate).quantile(0.1) > 0.99 and steps.max() < 1.01 * rate
+
+
 def test_what_is_saved_while_the_policy_samples_has_the_precision_of_the_weights(
     make_model, tokenizer, tmp_path
 ):

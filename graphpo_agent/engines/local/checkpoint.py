@@ -66,7 +66,8 @@ def read_checkpoint(
 ) -> dict[str, int]:
     """Put the stored weights and optimiser state into ``model`` and ``optimizer``, bit for bit.
 
-    A model with adapters receives adapters.
+    A model with adapters receives adapters. The optimiser keeps its own settings (betas, weight
+    decay), whatever it was stored with.
 
     Returns:
         What was stored of the ``counters`` of these names.
@@ -90,6 +91,10 @@ def read_checkpoint(
         except ModelError as error:
             raise RunError(f"{error}, or delete that checkpoint") from error
     state, counted = _read_state(path, model.device, counters)
+    settings = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
     try:
         if weights is None:
             read_adapters(directory, model)
@@ -100,6 +105,8 @@ def read_checkpoint(
         raise RunError(
             f"checkpoint {directory} belongs to another model: {first_line(error)}"
         ) from error
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
     return counted
 
 

@@ -11,7 +11,7 @@ from transformers import GPT2Config, Qwen2Config
 
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
-from graphpo_agent.config_file import load_config, read_yaml
+from graphpo_agent.config_file import dump_config, load_config, read_yaml
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.model import dropouts
 from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
@@ -290,6 +290,25 @@ def test_a_run_without_a_checkpoint_or_with_a_foreign_log_is_refused(tmp_path: P
     with pytest.raises(RunError, match=r"graphs\.jsonl: not a log of a run"):
         rewind_logs(run)
     assert logged_steps(run) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["update.learning_rate=1e-5"], "keeps update.learning_rate, which"),
+        (["update.weight_decay=0", "update.betas=[0.9,0.9]"], "update.betas, update.weight_decay,"),
+    ],
+)
+def test_what_verl_takes_from_its_checkpoint_is_not_changed_by_a_resume(
+    changes: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    begun = config(f"output={run}", "train.max_resample=0")
+    RunDirectory.create(run, dump_config(begun), 0, [])
+    assert main(["train", "--resume", str(run), "train.steps=90", *changes]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+    assert load_config(RunConfig, run / "config.yaml") == begun
 
 
 @pytest.mark.verl
