@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import signal
 import socket
@@ -122,6 +123,18 @@ def test_pages_by_address_null_where_there_is_none(server):
     assert reply.json() == {"result": [PAGES[2], None, PAGES[0]]}
     assert server.post("/access", {"urls": "http://wiki/Elm"}).status_code == 422
     assert server.post("/access", {"urls": urls * 3}).status_code == 422
+
+
+def test_a_page_file_that_is_cut_while_it_is_served_ends_no_server(tmp_path):
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text("\n".join(map(json.dumps, PAGES)))
+    with served(tmp_path, pages=str(pages)) as server:
+        assert server.get("/ready").status_code == 200
+        os.truncate(pages, 0)
+        reply = server.post("/access", {"urls": ["http://wiki/Elm"]})
+        assert reply.status_code == 500
+        assert "pages.jsonl: has changed since it was opened" in reply.json()["error"]
+        assert server.retrieve("oak") == [expected("oak", 2)]
 
 
 def test_health_says_what_is_served(server):
