@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
@@ -285,6 +286,9 @@ def _retry_after_s(reply: Reply) -> float:
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+        until = parsedate_to_datetime(text)
+        if until.tzinfo is None:  # the C library's form, which is in GMT too (RFC 9110, 5.6.7)
+            until = until.replace(tzinfo=UTC)
+        return max(0.0, until.timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return 0.0
