@@ -227,12 +227,14 @@ class HttpService:
                 wait = max(wait, self._pace.wait_s())
             if last or time.monotonic() + wait >= deadline:
                 tries = "1 try" if tried == 1 else f"{tried} tries"
-                raise CallFailed(outcome.kind, f"{where}: {outcome.reason} ({tries})")
+                failure = CallFailed(outcome.kind, f"{where}: {outcome.reason} ({tries})")
+                self._tell_once(str(failure))
+                raise failure
             self._tell_once(f"{where}: {outcome.reason}; asking again")
             time.sleep(wait)
 
     def _tell_once(self, failure: str) -> None:
-        """A line about a service that has not answered yet: a call may take long to fail."""
+        """A line about a service that has not answered yet: calls may take long to fail."""
         if not self._told:
             self._told = True
             warnings.warn(failure, stacklevel=2)

@@ -71,6 +71,26 @@ def test_a_service_that_never_answered_is_told_of_once_while_it_is_asked_again()
         assert not told
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_service_whose_first_call_is_not_tried_again_is_told_of_too(hangs):
+    def script(before, request):
+        gate.wait(10)
+        return answer({}, 429, Retry_After="90")
+
+    gate = threading.Event()
+    if not hangs:
+        gate.set()
+    with serving(script) as server, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        service = HttpService("s", limits=Limits(deadline_s=0.5))
+        with pytest.raises(CallFailed) as first:
+            service.call("GET", server.url)
+        with pytest.raises(CallFailed):
+            service.call("GET", server.url)
+        gate.set()
+    assert [str(each.message) for each in told] == [str(first.value)]
+
+
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, "transient"), (502, "transient"), (429, "rate_limit")]
 )

@@ -315,6 +315,7 @@ def test_what_cannot_be_served_is_one_line_and_status_2(tmp_path, server):
     cases = {
         f"cannot listen on 127.0.0.1:{port} ": {"port": port},
         "cannot listen on 127.0.0.1:99999 ": {"port": 99999},
+        f"cannot listen on {'ö' * 64}:0 ": {"host": "ö" * 64},
         "server: host is empty; 0.0.0.0 lets other machines in": {"host": ""},
         "server: workers must be a whole number of at least 1": {"workers": 0},
         "server: queue must be a whole number of at least 1": {"queue": 0},
