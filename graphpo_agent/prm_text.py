@@ -10,7 +10,7 @@ __all__ = ["STEP_TOKEN", "step_messages", "without_control"]
 STEP_TOKEN = "<extra_0>"
 """Stands after each step; the model's output there is the step's score."""
 
-_CONTROL = r"<\|[^\s<>|]+\|>"
+_CONTROL = r"<[|｜][^\s<>|｜]+[|｜]>"
 
 
 def step_messages(
@@ -45,7 +45,8 @@ def without_control(text: str, spellings: Collection[str]) -> str:
 
     Args:
         text: by whoever wrote it.
-        spellings: control tokens, besides everything of the form ``<|name|>``.
+        spellings: control tokens, besides everything of the form ``<|name|>``, also with the wide
+            bars of DeepSeek's models.
     """
     longest_first = sorted(spellings, key=len, reverse=True)
     pattern = "|".join([*map(re.escape, longest_first), _CONTROL])

@@ -2,7 +2,7 @@ r"""BM25 over a corpus on disk, with bm25s.
 
 The corpus is Search-R1's JSONL, one ``{"id": "0", "contents": "\"Title\"\ntext"}`` per line. The
 index directory holds bm25s' arrays, the byte offset of every corpus line and ``manifest.json``.
-A loaded index keeps none of these in memory: arrays and corpus are memory-mapped.
+A loaded index keeps none of these in memory: arrays are mapped, the corpus is read where it is.
 """
 
 import sys

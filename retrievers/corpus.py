@@ -1,12 +1,13 @@
 r"""Search-R1's corpus on disk: one ``{"id": "0", "contents": "\"Title\"\ntext"}`` per line.
 
 ASearcher's rows also have a ``url``; other keys are ignored. A corpus is never held in memory:
-rows are read from the mapped file by the byte ranges of their lines.
+rows are read from the file by the byte ranges of their lines. It is not mapped, as a mapped file
+that somebody cuts would end the process by a signal.
 """
 
 import hashlib
 import json
-import mmap
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from retrievers.progress import progress
 
 __all__ = [
     "Corpus",
+    "Lines",
     "checked_rows",
     "corpus_fingerprint",
     "line_ranges",
@@ -32,6 +34,44 @@ __all__ = [
 _FIELDS = ("id", "contents")
 _HEAD_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 24
+
+
+class Lines:
+    """Lines of an open file, whatever takes its name meanwhile. Threads may share it.
+
+    Example: ``Lines(Path("corpus.jsonl")).row("corpus.jsonl: row 0", 0, 38, ("id", "contents"))``
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        self._path = path
+        self._file = path.open("rb", buffering=0)
+
+    def line(self, start: int, end: int) -> bytes:
+        """The bytes in [start, end).
+
+        Raises:
+            DataError: the file holds them no more, or cannot be read.
+        """
+        try:
+            line = os.pread(self._file.fileno(), end - start, start)
+        except OSError as error:
+            raise DataError(f"{self._path}: cannot be read ({error.strerror})") from error
+        if len(line) < end - start:
+            raise DataError(f"{self._path}: has changed since it was opened; start again")
+        return line
+
+    def row(self, place: str, start: int, end: int, fields: Sequence[str]) -> dict[str, Any]:
+        """The JSON object there, ``place`` in messages; its ``fields`` are strings.
+
+        Raises:
+            DataError: there is none, or the file holds it no more.
+        """
+        return _row(place, self.line(start, end), fields)
 
 
 class Corpus:
@@ -49,30 +89,32 @@ class Corpus:
     """
 
     def __init__(self, path: Path, ranges: NDArray[np.int64]) -> None:
-        """Map the file.
+        """Open the file.
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it is empty.
         """
         self.path = path
         self.ranges = ranges
-        with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._lines = Lines(path)
 
     def __len__(self) -> int:
         return len(self.ranges)
 
     def line(self, row: int) -> bytes:
-        """The row as it stands in the file."""
+        """The row as it stands in the file.
+
+        Raises:
+            DataError: the file was cut.
+        """
         start, end = self.ranges[row]
-        return self._bytes[int(start) : int(end)]
+        return self._lines.line(int(start), int(end))
 
     def document(self, row: int, score: float | None = None) -> Document:
         """The document of a row.
 
         Raises:
-            DataError: the row is not a document.
+            DataError: the row is not a document, or the file was cut.
         """
         line = self.line(row)
         fields = _row(f"{self.path}: row {row}", line, _FIELDS)

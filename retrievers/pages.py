@@ -1,20 +1,20 @@
 """Pages from a file on disk, ASearcher's JSONL: ``{"url": "...", "contents": "..."}`` a line."""
 
-import json
-import mmap
 from pathlib import Path
 from typing import Any
 
 from graphpo_agent.errors import DataError
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.types import Document
-from retrievers.corpus import checked_rows
+from retrievers.corpus import Lines, checked_rows
 
 __all__ = ["PageFile"]
 
+_FIELDS = ("url", "contents")
+
 
 class PageFile:
-    """A ``PageReader`` over a file that is memory-mapped: only the addresses are held.
+    """A ``PageReader`` over a file that stays on disk: only the addresses are held.
 
     Example::
 
@@ -27,15 +27,14 @@ class PageFile:
         Raises:
             DataError: the file is missing, holds no page or a row that cannot be used.
         """
-        path = Path(path)
+        self._path = path = Path(path)
         self._ranges = {
             row["url"]: (start, end)
-            for start, end, row in checked_rows(path, "reading the pages", ("url", "contents"))
+            for start, end, row in checked_rows(path, "reading the pages", _FIELDS)
         }
         if not self._ranges:
             raise DataError(f"{path}: holds no pages")
-        with path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._lines = Lines(path)
 
     def __len__(self) -> int:
         """The number of addresses."""
@@ -46,11 +45,14 @@ class PageFile:
 
         An address with ``index.php/`` also finds the page under ``index.php?title=``, as on
         ASearcher's server.
+
+        Raises:
+            DataError: the file has changed since it was read.
         """
         for address in (url, url.replace("index.php/", "index.php?title=")):
             if address in self._ranges:
                 start, end = self._ranges[address]
-                return json.loads(self._data[start:end])
+                return self._lines.row(f"{self._path}: page {address}", start, end, _FIELDS)
         return None
 
     def read(self, url: str) -> Document:
@@ -58,6 +60,7 @@ class PageFile:
 
         Raises:
             CallFailed: the file has no such page (``no_result``).
+            DataError: as ``row``.
         """
         row = self.row(url)
         if row is None:

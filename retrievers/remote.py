@@ -256,9 +256,17 @@ def _document(contents: str, fields: dict[str, Any], score: Any) -> Document:
     return Document(
         id=str(given) if known else digest[:16],
         contents=contents,
-        score=float(score) if type(score) in (int, float) else None,
+        score=_number(score),
         url=url if isinstance(url, str) else None,
     )
+
+
+def _number(score: Any) -> float | None:
+    """A score; None: it is no number, or larger than any float."""
+    try:
+        return float(score) if type(score) in (int, float) else None
+    except OverflowError:
+        return None
 
 
 def _unknown(value: Any, server: str) -> ToolError:

@@ -176,7 +176,7 @@ def _listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
         try:
             listener.bind((host, port))
             listener.listen(2048)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, TypeError) as error:  # TypeError: no name of a host
             raise ToolError(
                 f"cannot listen on {host}:{port} ({first_line(error)}); choose another --host or "
                 "--port (0 takes a free port)"

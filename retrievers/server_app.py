@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from graphpo_agent.errors import QuotaError, ToolError
+from graphpo_agent.errors import GraphPOError, QuotaError
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import Retriever
 from graphpo_agent.types import Document
@@ -182,7 +182,7 @@ def _checked(endpoint: Endpoint) -> Endpoint:
         except CallFailed as failure:
             headers = {"Retry-After": "1"} if failure.kind == "rate_limit" else {}
             return _json(_STATUS[failure.kind], {"error": str(failure)}, headers)
-        except ToolError as error:
+        except GraphPOError as error:
             status = 402 if isinstance(error, QuotaError) else 500
             return _json(status, {"error": str(error)})
         except asyncio.CancelledError:  # the process ends without waiting

@@ -20,6 +20,8 @@ __all__ = ["PythonTool"]
 
 _TRACEBACK_LINES = 10
 _REMARK_CHARACTERS = 50
+_SIGNALS = range(129, 129 + 64)
+"""Exit statuses of programs that a signal ended."""
 
 
 class PythonTool:
@@ -165,7 +167,7 @@ def _remark(result: SandboxResult, limits: Limits) -> str:
         return f"[stopped: it wrote more than {limits.output_bytes} bytes]"
     if result.memory_exceeded:
         return f"[the limit is {limits.memory_bytes >> 20} MiB of memory]"
-    if status > 128:
+    if status in _SIGNALS:
         return f"[ended by signal {status - 128}]"
     return f"[exit status {status}]" if status and not result.stderr else ""
 

@@ -25,6 +25,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -214,7 +215,8 @@ def _sealed(stack: ExitStack, data: bytes) -> int:
 
 def _result(watched: Watched, program: str) -> SandboxResult:
     status = watched.exit_status
-    stderr = watched.stderr.decode(errors="replace").replace(f'"{program}"', '"program.py"')
+    named = re.compile(rf"(?<![\w./-]){re.escape(program)}\b")
+    stderr = named.sub("program.py", watched.stderr.decode(errors="replace"))
     return SandboxResult(
         stdout=watched.stdout.decode(errors="replace"),
         stderr=stderr,

@@ -7,15 +7,22 @@ from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict, classi
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.secrets import secret_from_env
 from graphpo_agent.net.store import CallStore
+from graphpo_agent.prm_text import without_control
 from graphpo_agent.types import Message
 
 __all__ = ["OpenAIChat", "bearer", "classify_openai", "without_thinking"]
 
 _USED_UP = frozenset(("insufficient_quota", "billing_hard_limit_reached"))
+_CONTROL = ("<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>")
+"""Tokens with which templates of Llama 2, Mistral and Gemma begin and end messages."""
 
 
 class OpenAIChat:
     """A model behind an OpenAI-compatible endpoint; a ``ChatModel``. Threads share it.
+
+    Servers put the messages into the model's chat template as they are. Control tokens that a
+    message spells out, such as ``<|im_end|>``, are broken by a space, so that no message can end
+    early or pass for another.
 
     Example::
 
@@ -77,7 +84,10 @@ class OpenAIChat:
         """
         fields = {
             "model": self._model,
-            "messages": [dict(message) for message in messages],
+            "messages": [
+                {**message, "content": without_control(message["content"], _CONTROL)}
+                for message in messages
+            ],
             "max_tokens": max_tokens,
             "temperature": 0.0,
             **self._options,

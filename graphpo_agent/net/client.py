@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
@@ -226,12 +227,14 @@ class HttpService:
                 wait = max(wait, self._pace.wait_s())
             if last or time.monotonic() + wait >= deadline:
                 tries = "1 try" if tried == 1 else f"{tried} tries"
-                raise CallFailed(outcome.kind, f"{where}: {outcome.reason} ({tries})")
+                failure = CallFailed(outcome.kind, f"{where}: {outcome.reason} ({tries})")
+                self._tell_once(str(failure))
+                raise failure
             self._tell_once(f"{where}: {outcome.reason}; asking again")
             time.sleep(wait)
 
     def _tell_once(self, failure: str) -> None:
-        """A line about a service that has not answered yet: a call may take long to fail."""
+        """A line about a service that has not answered yet: calls may take long to fail."""
         if not self._told:
             self._told = True
             warnings.warn(failure, stacklevel=2)
@@ -285,6 +288,9 @@ def _retry_after_s(reply: Reply) -> float:
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+        until = parsedate_to_datetime(text)
+        if until.tzinfo is None:  # the C library's form, which is in GMT too (RFC 9110, 5.6.7)
+            until = until.replace(tzinfo=UTC)
+        return max(0.0, until.timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return 0.0

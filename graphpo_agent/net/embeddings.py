@@ -259,6 +259,6 @@ def _as_matrix(rows: Any) -> NDArray[np.float32] | None:
     """Rows of numbers, equally many in each, those of one row finite; None for anything else."""
     try:
         matrix = np.array(rows, dtype=np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return matrix if matrix.ndim == 2 and np.isfinite(matrix).all(axis=1).any() else None

@@ -219,8 +219,15 @@ class CallStore:
 
     def _unusable(self, error: Exception) -> ToolError:
         mend = "name another file"
-        if self._mode != "strict":
-            mend += " or remove this one"
+        match error:
+            case sqlite3.OperationalError(
+                sqlite_errorcode=sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR_WRITE
+            ):
+                mend = "make room for it, then go on"
+            case _ if self._mode != "strict":
+                mend += " or remove this one"
+            case _:
+                pass
         return ToolError(f"call store {self._path} cannot be used: {first_line(error)}; {mend}")
 
 

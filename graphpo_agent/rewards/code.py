@@ -184,20 +184,21 @@ def same_output(found: str, wanted: str) -> bool:
 
     Example: ``same_output("1.50 2 \n", "1.5 2.0")`` is true; there is no tolerance.
     """
-    lines, golds = found.strip().split("\n"), wanted.strip().split("\n")
+    golds = wanted.strip().split("\n")
+    lines = found.strip().split("\n", len(golds))  # one too many tells enough of a flood
     return len(lines) == len(golds) and all(map(_same_line, lines, golds))
 
 
 def _same_line(found: str, wanted: str) -> bool:
     if found.strip() == wanted.strip():
         return True
-    numbers = _numbers(found), _numbers(wanted)
-    return None not in numbers and numbers[0] == numbers[1]
+    golds = _numbers(wanted.split())
+    return golds is not None and _numbers(found.split(maxsplit=len(golds))) == golds
 
 
-def _numbers(line: str) -> list[Decimal] | None:
+def _numbers(words: list[str]) -> list[Decimal] | None:
     try:
-        numbers = [Decimal(word) for word in line.split()]
+        numbers = [Decimal(word) for word in words]
     except InvalidOperation:
         return None
     return numbers if all(number.is_finite() for number in numbers) else None
@@ -205,10 +206,15 @@ def _numbers(line: str) -> list[Decimal] | None:
 
 def _same_value(found: str, wanted: str) -> bool:
     try:
-        values = [json.loads(text, parse_int=Decimal) for text in (found, wanted)]
+        values = [json.loads(text, parse_int=_whole) for text in (found, wanted)]
         return values[0] == values[1]
     except (ValueError, RecursionError):
         return False
+
+
+def _whole(digits: str) -> int | Decimal:
+    """A whole number; Python reads no longer ones as an int."""
+    return int(digits) if len(digits) < 4000 else Decimal(digits)
 
 
 @lru_cache(maxsize=64)

@@ -150,7 +150,7 @@ def _rows(answer: Any) -> NDArray[np.float64] | None:
         case {"data": [{"data": [*rows]}]}:
             try:
                 numbers = np.array(rows, np.float64)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return None
             return numbers if np.isfinite(numbers).all() else None
         case _:

@@ -71,6 +71,26 @@ def test_a_service_that_never_answered_is_told_of_once_while_it_is_asked_again()
         assert not told
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_service_whose_first_call_is_not_tried_again_is_told_of_too(hangs):
+    def script(before, request):
+        gate.wait(10)
+        return answer({}, 429, Retry_After="90")
+
+    gate = threading.Event()
+    if not hangs:
+        gate.set()
+    with serving(script) as server, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        service = HttpService("s", limits=Limits(deadline_s=0.5))
+        with pytest.raises(CallFailed) as first:
+            service.call("GET", server.url)
+        with pytest.raises(CallFailed):
+            service.call("GET", server.url)
+        gate.set()
+    assert [str(each.message) for each in told] == [str(first.value)]
+
+
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, "transient"), (502, "transient"), (429, "rate_limit")]
 )
@@ -103,6 +123,24 @@ def test_retry_after_is_respected_below_the_cap_and_waits_grow(monkeypatch):
     start, first, asked, third, fourth = slept
     assert start == 0 and 0.25 <= first <= 0.5 and asked == 5.0
     assert 1.0 <= third <= 2.0 and 2.0 <= fourth <= 4.0
+
+
+@pytest.mark.parametrize(
+    "form", ["%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y"]
+)
+@pytest.mark.parametrize("zone", ["UTC-8", "UTC+8"])
+def test_every_date_of_retry_after_is_in_gmt(form, zone, monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    date = time.strftime(form, time.gmtime(time.time() + 1000))
+    limits = Limits(deadline_s=50_000.0, tries=2, max_backoff_s=20_000.0)
+    with serving(always({}, 429, Retry_After=date)) as server, pytest.raises(CallFailed):
+        HttpService("s", limits=limits).call("GET", server.url)
+    monkeypatch.undo()
+    time.tzset()
+    assert 900 < slept[1] <= 1000
 
 
 def test_no_wait_leads_beyond_the_deadline():
@@ -206,6 +244,18 @@ def test_decompressed_size_is_capped():
         assert caught.value.kind == "no_result" and len(server.requests) == 1
         reply = HttpService("s", limits=Limits(max_bytes=50 * 2**20)).call("GET", server.url)
     assert len(reply.body) == 50 * 2**20
+
+
+@pytest.mark.parametrize("chunks", [b"", b"5;", b"5\r\nhello\r\n0\r\nX-Trailer: "])
+def test_a_line_between_chunks_that_never_ends_is_read_no_further(chunks):
+    def talk(connection, over):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        while not over.is_set():
+            connection.sendall(b"1" * 65536)
+
+    with raw_server(talk) as url, pytest.raises(CallFailed, match="exceeded maximum") as caught:
+        HttpService("s", limits=Limits(deadline_s=5.0, tries=1)).call("GET", url)
+    assert caught.value.kind == "transient"
 
 
 @pytest.mark.parametrize(

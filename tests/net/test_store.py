@@ -18,6 +18,7 @@ from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.secrets import Redactor, secret_from_env
 from graphpo_agent.net.store import CallStore, request_key
 from tests.net.servers import always, answer, in_turn, serving
+from tests.worlds import files_of_at_most
 
 
 class Counted:
@@ -264,6 +265,17 @@ def test_unwritable_place_and_unknown_mode_are_one_clear_line(tmp_path):
         CallStore(tmp_path / "file" / "calls.sqlite")
     with pytest.raises(ToolError, match="off, record, replay, strict"):
         CallStore(tmp_path / "calls.sqlite", "repeat")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_full_disk_costs_no_stored_answer(tmp_path):
+    path = tmp_path / "calls.sqlite"
+    store = CallStore(path)
+    store.fetch("first", lambda: b"1")
+    with files_of_at_most(50_000), pytest.raises(ToolError, match="make room for it, then go on"):
+        store.fetch("second", lambda: bytes(100_000))
+    store.fetch("second", lambda: b"2")
+    strict = CallStore(path, "strict")
+    assert [strict.fetch(key, Counted()) for key in ("first", "second")] == [b"1", b"2"]
 
 
 def test_file_that_spoils_later_is_one_clear_line(tmp_path):

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 
 import numpy as np
 import pytest
@@ -121,3 +122,12 @@ def test_a_row_that_was_never_checked_is_named_when_it_is_read(tmp_path):
     assert corpus.document(0, 2.5).score == 2.5
     with pytest.raises(DataError, match="row 1: not valid JSON"):
         corpus.document(1)
+
+
+def test_a_file_that_is_cut_while_it_is_open_is_named(tmp_path):
+    path = write_corpus(tmp_path / "corpus.jsonl", ["an oak"] * 1000)
+    corpus = read_corpus(path)
+    os.truncate(path, 5000)
+    assert corpus.document(0).id == "d0"
+    with pytest.raises(DataError, match=r"corpus\.jsonl: has changed since it was opened"):
+        corpus.document(999)

@@ -33,6 +33,7 @@ def answers(*results, status=200):
         ([], []),
         ([{"document": {"id": "7", "contents": OAK}, "score": 2}], [Document("7", OAK, 2.0)]),
         ([{"document": {"id": 7, "contents": OAK}, "score": None}], [Document("7", OAK)]),
+        ([{"document": {"id": 7, "contents": OAK}, "score": 10**400}], [Document("7", OAK)]),
         ([{"document": {"contents": OAK}}], [Document(OAK_ID, OAK)]),
         ([{"id": "7", "contents": OAK, "url": "u"}], [Document("7", OAK, url="u")]),
         ([OAK], [Document(OAK_ID, OAK)]),

@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import signal
 import socket
@@ -122,6 +123,18 @@ def test_pages_by_address_null_where_there_is_none(server):
     assert reply.json() == {"result": [PAGES[2], None, PAGES[0]]}
     assert server.post("/access", {"urls": "http://wiki/Elm"}).status_code == 422
     assert server.post("/access", {"urls": urls * 3}).status_code == 422
+
+
+def test_a_page_file_that_is_cut_while_it_is_served_ends_no_server(tmp_path):
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text("\n".join(map(json.dumps, PAGES)))
+    with served(tmp_path, pages=str(pages)) as server:
+        assert server.get("/ready").status_code == 200
+        os.truncate(pages, 0)
+        reply = server.post("/access", {"urls": ["http://wiki/Elm"]})
+        assert reply.status_code == 500
+        assert "pages.jsonl: has changed since it was opened" in reply.json()["error"]
+        assert server.retrieve("oak") == [expected("oak", 2)]
 
 
 def test_health_says_what_is_served(server):
@@ -302,6 +315,7 @@ def test_what_cannot_be_served_is_one_line_and_status_2(tmp_path, server):
     cases = {
         f"cannot listen on 127.0.0.1:{port} ": {"port": port},
         "cannot listen on 127.0.0.1:99999 ": {"port": 99999},
+        f"cannot listen on {'ö' * 64}:0 ": {"host": "ö" * 64},
         "server: host is empty; 0.0.0.0 lets other machines in": {"host": ""},
         "server: workers must be a whole number of at least 1": {"workers": 0},
         "server: queue must be a whole number of at least 1": {"queue": 0},

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 
 from graphpo_agent.errors import DataError, ToolError
@@ -142,9 +144,30 @@ def test_the_last_complete_block_is_the_program(response, program):
         ("1 2", "2 1", False),
         ("YES", "yes", False),
         ("1", "1 1", False),
+        ("1 1 1", "1 1", False),
+        ("x", "", False),
         ("", "", True),
         ("", "1", False),
     ],
 )
 def test_outputs_are_compared_line_by_line(found, wanted, same):
     assert same_output(found, wanted) is same
+
+
+@pytest.mark.parametrize("flood", ["1 ", "1\n", "[1]\n"])
+def test_a_flood_of_output_is_compared_in_little_memory(flood):
+    found = flood * 2**20
+    tracemalloc.start()
+    assert not same_output(found, "1 1")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * len(found)
+
+
+def test_a_long_value_is_compared_in_little_memory(reward):
+    tests = ProgramTests((("0", "[1]"),), "f")
+    tracemalloc.start()
+    assert reward.status("```python\ndef f(a): return [1] * 1_000_000\n```", tests) == "failed"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50 * 2**20

@@ -82,11 +82,13 @@ def test_control_tokens_in_a_step_are_broken_and_the_key_is_sent(monkeypatch):
 
 TOO_LONG = answer({"error": {"message": "maximum context length is 4096 tokens"}}, 400)
 NOT_A_NUMBER = answer(pooled([0.5, None], [0.5, 0.5]))
+TOO_LARGE = answer(pooled([0.5, 10**400], [0.5, 0.5]))
 NO_ROWS = answer({"error": {"message": "busy"}})
 
 
 @pytest.mark.parametrize(
-    ("reply", "requests"), [(TOO_LONG, 1), (NOT_A_NUMBER, 2), (NO_ROWS, 2), (answer({}, 503), 2)]
+    ("reply", "requests"),
+    [(TOO_LONG, 1), (NOT_A_NUMBER, 2), (TOO_LARGE, 2), (NO_ROWS, 2), (answer({}, 503), 2)],
 )
 def test_a_response_without_an_answer_has_no_scores_and_is_counted(reply, requests):
     with serving(in_turn(answer(pooled([0.1, 0.9], [0.2, 0.8])), reply)) as server:

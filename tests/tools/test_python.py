@@ -67,6 +67,7 @@ def test_an_exception_is_read_by_the_policy_and_no_failure(tool):
         ("import warnings; warnings.warn('w')", "[no output: print what you want to see]"),
         ("import sys; print(1); sys.exit(4)", "1\n[exit status 4]"),
         ("import os; os.abort()", "[ended by signal"),
+        ("import sys; sys.exit(-1)", "[exit status 255]"),
         ("x = bytearray(2**32)", "MemoryError\n[the limit is 1024 MiB of memory]"),
     ],
 )

@@ -453,6 +453,14 @@ def test_nothing_stays_on_disk_however_deep(any_sandbox, tmp_path, monkeypatch):
 def test_a_source_that_is_no_program_is_told_so(any_sandbox, source):
     result = any_sandbox.run(source)
     assert result.exit_status == 1 and "SyntaxError" in result.stderr
+    assert "program.py" in result.stderr and "/program.py" not in result.stderr
+
+
+def test_a_warning_names_the_programs_own_file_only(any_sandbox):
+    source = "import sys\nprint(1 is 1, 'a/program.py', file=sys.stderr)"
+    result = any_sandbox.run(source)
+    assert result.stderr.startswith("program.py:2: SyntaxWarning")
+    assert "a/program.py" in result.stderr
 
 
 def test_no_room_for_the_program_is_an_outage(any_sandbox, tmp_path, monkeypatch):
