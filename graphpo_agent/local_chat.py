@@ -1,8 +1,7 @@
 """A frozen language model on this machine, through torch and transformers."""
 
-import re
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained
+from graphpo_agent.prm_text import without_control
 from graphpo_agent.types import Message
 
 __all__ = ["LocalChat"]
@@ -61,7 +61,7 @@ class LocalChat:
         if self._tokenizer.chat_template is None:
             raise ModelError(f"model {path} has no chat template; use an instruction-tuned model")
         self._max_context_tokens = max_context_tokens
-        self._control = _spelled(control_tokens(self._tokenizer))
+        self._control = control_tokens(self._tokenizer)
         self._lock = threading.Lock()
 
     def reply(self, messages: Sequence[Message], max_tokens: int) -> str:
@@ -99,7 +99,7 @@ class LocalChat:
     def _rendered(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the model answers."""
         harmless = [
-            {**message, "content": self._control.sub(_broken, message["content"])}
+            {**message, "content": without_control(message["content"], self._control)}
             for message in messages
         ]
         try:
@@ -111,14 +111,3 @@ class LocalChat:
             raise ModelError(f"chat template of {self._path}: {reason}") from error
         assert isinstance(text, str)
         return self._tokenizer(plain_text(text), add_special_tokens=False)["input_ids"]
-
-
-def _spelled(tokens: Collection[str]) -> re.Pattern[str]:
-    """Matches the spelling of every one of these tokens."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)))
-
-
-def _broken(match: re.Match[str]) -> str:
-    """``<|im_end|>`` as ``< |im_end|>``."""
-    return f"{match[0][0]} {match[0][1:]}"
