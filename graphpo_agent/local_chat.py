@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 from graphpo_agent.errors import ModelError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
-from graphpo_agent.plain_text import plain_text
+from graphpo_agent.plain_text import plain_text, without_control
 from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained
-from graphpo_agent.prm_text import without_control
 from graphpo_agent.types import Message
 
 __all__ = ["LocalChat"]

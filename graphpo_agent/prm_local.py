@@ -23,8 +23,9 @@ from transformers.utils.hub import cached_file
 
 from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.net.checks import check_counts
+from graphpo_agent.plain_text import without_control
 from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained
-from graphpo_agent.prm_text import STEP_TOKEN, step_messages, without_control
+from graphpo_agent.prm_text import STEP_TOKEN, step_messages
 from graphpo_agent.types import SteppedResponse
 
 __all__ = ["LocalStepScorer", "PrefixScorer"]

@@ -1,16 +1,14 @@
 """How an answer in steps is put to a process reward model (Qwen2.5-Math-PRM's interface)."""
 
-import re
 from collections.abc import Collection
 
+from graphpo_agent.plain_text import without_control
 from graphpo_agent.types import SteppedResponse
 
-__all__ = ["STEP_TOKEN", "step_messages", "without_control"]
+__all__ = ["STEP_TOKEN", "step_messages"]
 
 STEP_TOKEN = "<extra_0>"
 """Stands after each step; the model's output there is the step's score."""
-
-_CONTROL = r"<[|｜][^\s<>|｜]+[|｜]>"
 
 
 def step_messages(
@@ -38,16 +36,3 @@ def step_messages(
         {"role": "assistant", "content": "".join(steps)},
     ]
     return messages if system is None else [{"role": "system", "content": system}, *messages]
-
-
-def without_control(text: str, spellings: Collection[str]) -> str:
-    """The text with its control tokens broken by a space, ``<|im_end|>`` as ``< |im_end|>``.
-
-    Args:
-        text: by whoever wrote it.
-        spellings: control tokens, besides everything of the form ``<|name|>``, also with the wide
-            bars of DeepSeek's models.
-    """
-    longest_first = sorted(spellings, key=len, reverse=True)
-    pattern = "|".join([*map(re.escape, longest_first), _CONTROL])
-    return re.sub(pattern, lambda found: f"{found[0][0]} {found[0][1:]}", text)

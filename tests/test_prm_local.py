@@ -15,8 +15,9 @@ from transformers import (
 
 from graphpo_agent.data.toy_model import make_toy_tokenizer
 from graphpo_agent.errors import GraphPOError, ModelError
+from graphpo_agent.plain_text import without_control
 from graphpo_agent.prm_local import LocalStepScorer, PrefixScorer
-from graphpo_agent.prm_text import step_messages, without_control
+from graphpo_agent.prm_text import step_messages
 from graphpo_agent.protocols import StepScorer
 from graphpo_agent.types import SteppedResponse
 

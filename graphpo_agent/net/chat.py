@@ -7,7 +7,7 @@ from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict, classi
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.secrets import secret_from_env
 from graphpo_agent.net.store import CallStore
-from graphpo_agent.prm_text import without_control
+from graphpo_agent.plain_text import without_control
 from graphpo_agent.types import Message
 
 __all__ = ["OpenAIChat", "bearer", "classify_openai", "without_thinking"]
