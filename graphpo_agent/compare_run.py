@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -92,6 +93,7 @@ def _start(name: str, config: RunConfig, running: dict[Connection, _Running]) ->
     context = _context()
     rows, sender = context.Pipe(duplex=False)
     process = context.Process(target=_train, args=(config, sender))
+    resource_tracker.ensure_running()  # whose start lets interrupts through again
     # Blocked there for good: an interrupt is for the parent, which ends the process.
     allowed = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -12,6 +12,7 @@ from graphpo_agent.config_base import (
     Beta,
     CallableConfig,
     FilePath,
+    Gibibytes,
     Natural,
     NonNegative,
     Number,
@@ -81,7 +82,7 @@ class LocalEngineConfig(Strict):
     """torch and transformers sample."""
 
     kind: Literal["local"] = "local"
-    max_batch_gib: Size = 1.0
+    max_batch_gib: Gibibytes = 1.0
     """Keys and values of the continuations that run at once: copies on a GPU and in 16 bits,
     elsewhere a page of each, beside what they share."""
 
@@ -96,7 +97,7 @@ class VllmEngineConfig(Strict):
     """Continuations that are decoded together; others wait."""
     block_size: Literal[16, 32, 64, 128] = 16
     """Tokens to a block of keys and values; shared prefixes are kept in whole blocks."""
-    kv_cache_gib: Size = 1.0
+    kv_cache_gib: Gibibytes = 1.0
     """Memory for keys and values on a CPU."""
     gpu_memory_utilization: Annotated[Number, Field(gt=0, lt=1)] = 0.4
     """Share of the GPU for vLLM's weights, keys and values; the update needs the rest."""

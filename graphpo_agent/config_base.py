@@ -19,6 +19,7 @@ __all__ = [
     "CallableConfig",
     "FilePath",
     "Fraction",
+    "Gibibytes",
     "Natural",
     "NonNegative",
     "Number",
@@ -45,6 +46,12 @@ def _no_boolean(value: Any) -> Any:
     return value
 
 
+def _fits_64_bits(value: int) -> int:
+    if value >= 2**63:  # pydantic's own message would round the limit
+        raise ValueError("Input should be less than 2**63")
+    return value
+
+
 def _can_name_a_file(value: str) -> str:
     if not value or _IN_NO_PATH.search(value):
         raise ValueError("Input should be a path: not empty, without control characters")
@@ -67,11 +74,12 @@ FilePath = Annotated[str, AfterValidator(_can_name_a_file)]
 Positive = Annotated[Whole, Field(ge=1)]
 Natural = Annotated[Whole, Field(ge=0)]
 Threads = Annotated[Positive, Field(le=4096)]
-Seed = Annotated[_Integer, Field(ge=0, lt=2**63)]
+Seed = Annotated[_Integer, Field(ge=0), AfterValidator(_fits_64_bits)]
 Beta = Annotated[Number, Field(ge=0, lt=1)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 NonNegative = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Size = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+Gibibytes = Annotated[Number, Field(gt=0, le=2**30)]
 Url = Annotated[str, AfterValidator(_is_address)]
 Schedule = Annotated[tuple[Positive, ...], Field(min_length=1)]
 

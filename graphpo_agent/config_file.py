@@ -114,8 +114,8 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         node = child
     try:
         node[last] = parse_yaml(value)
-    except NotYaml:
-        raise ConfigError(f"override {override!r:.200}: the value is not YAML") from None
+    except NotYaml as error:
+        raise ConfigError(f"override {override!r:.200}: the value is not YAML: {error}") from None
 
 
 class _Problem(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from graphpo_agent.config_base import Number, Positive, Size, Strict
+from graphpo_agent.config_base import Gibibytes, Number, Positive, Size, Strict
 
 __all__ = ["VerlEngineConfig"]
 
@@ -24,7 +24,7 @@ class VerlEngineConfig(Strict):
     """Continuations that one server decodes together; others wait."""
     gpu_memory_utilization: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of a GPU for vLLM's weights, keys and values while it samples."""
-    kv_cache_gib: Size = 1.0
+    kv_cache_gib: Gibibytes = 1.0
     """Memory of a server for keys and values on a CPU."""
     grower_processes: Positive = 8
     """Each has tools, embedder and verifier of its own and grows its share of a step's graphs."""

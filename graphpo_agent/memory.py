@@ -36,7 +36,12 @@ from graphpo_agent.engines.local.memory import (
     model_sizes,
     token_bytes,
 )
-from graphpo_agent.engines.local.model import model_without_weights, usable_device
+from graphpo_agent.engines.local.model import (
+    context_limit,
+    model_config,
+    model_without_weights,
+    usable_device,
+)
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.parts import row_limit
 from graphpo_agent.engines.local.saved import saved_bytes
@@ -91,12 +96,20 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     Raises:
         ModelError: there is no model.
     """
-    device = usable_device(device_of(config.model))
+    device, config = usable_device(device_of(config.model)), _within_context(config)
     try:
         lines = memory_of(config, prompt_tokens).lines(free_memory(device), device.type)
     except RuntimeError as error:
         lines = [f"memory: what the update of this model keeps is not known: {first_line(error)}"]
     return [*lines, *_describe_rows(config, prompt_tokens)]
+
+
+def _within_context(config: RunConfig) -> RunConfig:
+    """The run with no longer answers than the model's contexts hold."""
+    reach = context_limit(model_config(config.model.path))
+    longest = min(config.mode.max_response_tokens, reach)
+    mode = config.mode.model_copy(update={"max_response_tokens": longest})
+    return config.model_copy(update={"mode": mode})
 
 
 def _describe_rows(config: RunConfig, prompt_tokens: int) -> list[str]:
@@ -128,12 +141,12 @@ def _row(config: RunConfig, prompt_tokens: int) -> PackedBatch:
         path = min(path, mode.max_turns * edge)
     schedule, limit = _schedule(config.method, path), _row_tokens(config, prompt_tokens)
     parent, ends = [-1], [max(1, prompt_tokens)]
-    to_come = [(0, 1, path)] * branching_at(schedule, 1)
+    to_come = [(0, 1, path)] * min(limit, branching_at(schedule, 1))
     while to_come and ends[-1] < limit:  # depth first
         above, layer, left = to_come.pop()
         if left > edge:
             below = (len(parent), layer + 1, left - edge)
-            to_come += [below] * branching_at(schedule, layer + 1)
+            to_come += [below] * min(limit, branching_at(schedule, layer + 1))
         parent.append(above)
         ends.append(ends[-1] + min(edge, left))
     graphs = min(_graphs_of_an_optimizer_step(config), -(-limit // ends[-1]))
@@ -170,6 +183,7 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         ModelError: there is no model.
         RuntimeError: as ``saved_bytes``.
     """
+    config = _within_context(config)
     mode, update = config.mode, config.update
     device, compute = usable_device(device_of(config.model)), compute_options(config)
     on_cpu = device.type == "cpu"

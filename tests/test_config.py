@@ -57,7 +57,7 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("method.pool_weight=true", "method.pool_weight: Input should be a number"),
         ("mode.max_turns=99999999999999999999", "mode.max_turns: Input should be less than"),
         ("threads=5000", "threads: Input should be less than or equal to 4096"),
-        ("seed=9223372036854775808", "seed: Input should be less than"),
+        ("seed=9223372036854775808", "seed: Input should be less than 2**63"),
         (
             "state={kind: text, embedder: {kind: tei, url: host}}",
             "state.embedder.url: Input should",
@@ -67,6 +67,7 @@ KB = ROOT / "configs/toy/kb.yaml"
         ('model.path="a\\0"', "model.path: Input should be a path"),
         ('tasks.train=[a, "b\\n"]', "tasks.train.1: Input should be a path"),
         ("engine.kv_cache_gib=1", "engine.kv_cache_gib: unknown key of 'local'"),
+        ("engine.max_batch_gib=1e300", "engine.max_batch_gib: Input should be less than or equal"),
         ("engine.max_batch_gib=0", "engine.max_batch_gib: Input should be greater than 0"),
         ("mode.dialect={documents: none}", "mode.dialect.documents: Input should be"),
         ("state={function: f}", "state: needs the key 'kind'"),
@@ -101,6 +102,11 @@ def test_a_malformed_override_names_itself(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(RunConfig, KB, [override])
     assert repr(override) in str(caught.value)
+
+
+def test_an_override_with_a_key_twice_says_so() -> None:
+    with pytest.raises(ConfigError, match="not YAML: the key 'steps' occurs twice"):
+        load_config(RunConfig, KB, ["train={prompts_per_step: 1, steps: 1, steps: 2}"])
 
 
 def test_coarse_weights_are_not_trained_but_may_sample_and_carry_adapters(

@@ -1,9 +1,14 @@
 """Signals where Python itself would show a traceback or lose them."""
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.worlds import run_arguments, start_command, wait_for
 
 SCRIPT = """
 import os, signal, sys, time
@@ -69,3 +74,24 @@ def test_an_interrupt_is_status_130_and_one_line(where: str) -> None:
 @pytest.mark.parametrize("where", ["half_built", "lost", "never_begun"])
 def test_a_process_told_to_end_does_so_quietly(where: str) -> None:
     assert ended(where, "SIGTERM") == (1, "")
+
+
+def prepares_processes(pid: int) -> bool:
+    """Whether a child that runs Python, so that it can be interrupted, makes further processes."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        command = Path(f"/proc/{child}/cmdline").read_text()
+        status = Path(f"/proc/{child}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        if "forkserver" in command and caught >> (signal.SIGINT - 1) & 1:
+            return True
+    return False
+
+
+def test_ctrl_c_while_a_comparison_prepares_its_processes(reach: Path, tmp_path: Path) -> None:
+    config, _, *overrides = run_arguments(reach, tmp_path, "train.steps=5000")
+    words = ["compare", config, *overrides, "--methods", "grpo", "--out", str(tmp_path / "out")]
+    process = start_command(words, start_new_session=True)
+    wait_for(lambda: prepares_processes(process.pid), process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and error == "graphpo: interrupted\n"

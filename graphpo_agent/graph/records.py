@@ -20,6 +20,8 @@ __all__ = ["SCHEMA", "parse_graph"]
 SCHEMA = "graphpo.graph/1"
 
 _INT_LIMIT = 2**63
+_COUNT_LIMIT = 2**40
+"""Of an edge's tokens, so that sums over paths and files are still 64-bit integers."""
 
 
 def parse_graph(text: str) -> RolloutGraph:
@@ -207,12 +209,12 @@ def _tokens(node: dict[str, Any], name: str, *, trained: bool) -> _Tokens:
         raise GraphError(f"{name}: loss_mask is not a list of 0 and 1")
     logprobs = _list(node, "logprobs", name)
     lists = {"tokens": token_ids, "loss_mask": mask, "logprobs": logprobs}
-    count = _common_length(lists, _whole(node, "num_tokens", name), name)
+    count = _common_length(lists, _num_tokens(node, name), name)
     span = count if any(values is not None for values in lists.values()) else 0
     loss_mask = np.full(span, trained) if mask is None else np.array(mask, np.bool_) & trained
     scores = np.full(span, np.nan, np.float32)
     if logprobs is not None:
-        scores[loss_mask] = _floats(logprobs, "logprobs", name)[loss_mask]
+        scores[loss_mask] = _logprobs(logprobs, name)[loss_mask]
     known = token_ids is not None
     if not known and np.isnan(scores).all() and (loss_mask == trained).all():
         span = 0  # the lists told no more than the count
@@ -224,6 +226,20 @@ def _tokens(node: dict[str, Any], name: str, *, trained: bool) -> _Tokens:
         count=count,
         num_trained=(count if mask is None else int(loss_mask.sum())) if trained else 0,
     )
+
+
+def _logprobs(values: list[Any], name: str) -> FloatArray:
+    numbers = _floats(values, "logprobs", name)
+    if (np.abs(numbers) > np.finfo(np.float32).max).any():
+        raise GraphError(f"{name}: logprobs holds a number that is too large for 32 bits")
+    return numbers
+
+
+def _num_tokens(node: dict[str, Any], name: str) -> int | None:
+    count = _whole(node, "num_tokens", name)
+    if count is not None and count >= _COUNT_LIMIT:
+        raise GraphError(f"{name}: num_tokens {_show(count)} is too large, want less than 2**40")
+    return count
 
 
 def _common_length(lists: dict[str, list[Any] | None], num_tokens: int | None, name: str) -> int:

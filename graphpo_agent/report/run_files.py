@@ -126,10 +126,7 @@ def _parse_metrics(path: Path, text: str) -> Metrics:
 
 
 def _parse_row(where: str, line: str) -> dict[str, float]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RunError(f"{where}: not JSON: {json_mistake(error)}") from None
+    row = _from_json(where, line)
     if not isinstance(row, dict):
         raise RunError(f"{where}: a row of metrics is a JSON object, this is not")
     for name, value in row.items():
@@ -137,7 +134,19 @@ def _parse_row(where: str, line: str) -> dict[str, float]:
             raise RunError(f"{where}: {name!r} is not a number: {json.dumps(value)[:60]}")
     if not isinstance(row.get("step"), int):
         raise RunError(f"{where}: the row has no whole-numbered 'step'")
-    return {name: math.nan if value is None else float(value) for name, value in row.items()}
+    try:
+        return {name: math.nan if value is None else float(value) for name, value in row.items()}
+    except OverflowError:
+        raise RunError(f"{where}: the row holds a number that is too large") from None
+
+
+def _from_json(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RunError(f"{where}: not JSON: {json_mistake(error)}") from None
+    except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
+        raise RunError(f"{where}: not JSON that can be read: {_first_part(error)}") from None
 
 
 def _parse_yaml(path: Path, text: str) -> dict[str, Any]:
@@ -153,7 +162,14 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
         data = json.loads(text) if text.strip() else None
     except json.JSONDecodeError as error:
         raise RunError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
+        raise RunError(f"{path}: not JSON that can be read: {_first_part(error)}") from None
     return _mapping(path, data)
+
+
+def _first_part(error: Exception) -> str:
+    """What follows of a number with too many digits is advice to programmers."""
+    return str(error).partition(";")[0]
 
 
 def _mapping(path: Path, data: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from graphpo_agent.engines.local.memory import (
     free_memory,
     model_sizes,
 )
-from graphpo_agent.engines.local.model import load_model, model_without_weights
+from graphpo_agent.engines.local.model import context_limit, load_model, model_without_weights
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import pack
@@ -332,6 +332,28 @@ def test_rows_that_mostly_repeat_each_other_are_told(reach, tmp_path, method, pr
     )
     lines = describe_memory(load_config(RunConfig, path, changes), prompt)
     assert any(line.startswith(f"memory: rows of {limit:,} tokens") for line in lines) == told
+
+
+@pytest.mark.parametrize(
+    "vast",
+    [
+        "method={name: grpo, group_size: 1000000000000}",
+        "method={name: tree, schedule: [2, 1000000000000]}",
+        "mode={kind: segment, segment_length: 1, max_response_tokens: 1000000000000}",
+    ],
+)
+def test_numbers_far_too_large_are_told_and_cost_nothing_themselves(reach, tmp_path, vast):
+    path, *changes = run_arguments(reach, tmp_path, vast, "model.device=cpu")
+    assert describe_memory(load_config(RunConfig, path, changes), 10)[0].startswith("memory: about")
+
+
+def test_no_answer_is_longer_than_the_contexts_of_the_model(reach, tmp_path):
+    def at(longest):
+        mode = f"mode={{kind: segment, segment_length: 8, max_response_tokens: {longest}}}"
+        return told(reach, tmp_path, mode, "model.device=cpu")
+
+    reach_of_model = context_limit(load_model(str(reach / "policy")).config)
+    assert at(reach_of_model + 1000) == at(reach_of_model)
 
 
 def test_turns_hold_their_observations_and_paths_end_at_their_limit(kb, tmp_path):

@@ -86,8 +86,8 @@ def test_what_is_absent():
 
 
 def test_a_count_alone_costs_no_memory():
-    record = changed(1, num_tokens=2**60)
-    assert graph_of(record).num_trained[1] == 2**60
+    record = changed(1, num_tokens=2**39)
+    assert graph_of(record).num_trained[1] == 2**39
 
 
 def test_trees_stay_unknown_where_the_file_does_not_say():
@@ -217,6 +217,14 @@ MALFORMED = {
     "logprob null": (
         changed(2, logprobs=[-1.0, None]),
         "node 7: logprobs is not a list of numbers",
+    ),
+    "logprob huge": (
+        changed(2, logprobs=[-1.0, -1e300]),
+        "node 7: logprobs holds a number that is too large for 32 bits",
+    ),
+    "num_tokens huge": (
+        changed(1, num_tokens=2**40),
+        "node 3: num_tokens 1099511627776 is too large, want less than 2**40",
     ),
     "num_tokens": (
         changed(1, num_tokens=-1),

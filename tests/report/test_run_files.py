@@ -40,6 +40,9 @@ def test_a_step_that_was_written_again_counts_as_written_last(tmp_path: Path) ->
         ('{"step": "one"}', "'step' is not a number"),
         ('{"step": 1, "reward/mean": "high"}', "'reward/mean' is not a number"),
         ('{"step": 1, "reward/mean": [1]}', "'reward/mean' is not a number"),
+        ('{"step": 1, "loss": 1' + "0" * 400 + "}", "the row holds a number that is too large"),
+        ('{"step": 1, "loss": 1' + "0" * 5000 + "}", "not JSON that can be read: Exceeds"),
+        ("[" * 100_000, "not JSON that can be read: maximum recursion depth"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(
@@ -59,6 +62,7 @@ def test_a_malformed_row_is_named_by_file_and_line(
         ("config.yaml", "- 1", "config.yaml: expected a mapping"),
         ("manifest.json", '{"a":\n 1,}', "manifest.json:2: not JSON"),
         ("manifest.json", "3", "manifest.json: expected a mapping"),
+        ("manifest.json", "[" * 100_000, "manifest.json: not JSON that can be read"),
     ],
 )
 def test_a_malformed_file_is_named(tmp_path: Path, name: str, text: str, complaint: str) -> None:
