@@ -106,7 +106,7 @@ def json_reason(error: Exception) -> str:
         return "it is compressed; unpack it with gunzip"
     if isinstance(error, JSONDecodeError) and error.lineno == 1:
         return json_mistake(error)
-    return str(error)
+    return str(error).partition("; use sys.")[0]  # of too many digits: advice to programmers
 
 
 def json_mistake(error: JSONDecodeError) -> str:

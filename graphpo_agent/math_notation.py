@@ -22,9 +22,12 @@ _SIGNS = str.maketrans(
 _ROOTS = re.compile(r"√(?:(\d+|[a-z])|\((\d+|[a-z])\))")
 _STOP = re.compile(r"\s*(?:(?<!\.)[.。]|\\\\)$")
 _MARKS = re.compile(r"(?:\*\*)?(?<!\\)(?:\$\$?|\\[()\[\]])(?:\*\*)?")
+_ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALES = "|".join(_ZEROS)
 _GOES_ON = re.compile(
     r"[-+*/^_=<>|&{\\]\s*\$|\d\$|\$\d"
-    r"|\$\s*(?:[-+*/=<>|&]\s*[-\d.(\\]|[\^_}\\%]|percent$|(?i:thousand|[mbtr]+illion)\b)"
+    r"|\$\s*(?:[-+*/=<>|&]\s*[-\d.(\\]|[\^_}\\%]|percent$)"
+    rf"|\$\s*(?i:{_SCALES})\b"
 )
 _HEDGE = re.compile(
     r"\bn?or\b|\bnot\W*\$|\b(?:and|but)\W*[\d$]|[\d$]\W*(?:and|but)\b|[,;]\s*[-+]?\d|\d\s*[,;]",
@@ -44,8 +47,6 @@ _ASSIGNED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
 _NEXT = re.compile(r", ?(?:and )?| and | ?\\text\{ ?and ?\} ?")
 _MIXED = re.compile(r"(?<![\d.,_^/])(\d{1,50}) (\d{1,50})/(\d{1,50})(?![\d.])")
 _BASE = re.compile(r"(?<![a-z\d.^_\\])(\d+) ?_ ?(?!\{?10\b)(?:\{(\d+)\}|(\d+))")
-_ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALES = "|".join(_ZEROS)
 _SCALE = re.compile(
     rf"(?<=[\d}}]) ?(?:({_SCALES})\b|\\(?:text|mbox|mathrm)\{{ ?({_SCALES})\b ?([^{{}}]*)\}})",
     re.IGNORECASE,

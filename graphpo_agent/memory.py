@@ -98,7 +98,7 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     """
     device, config = usable_device(device_of(config.model)), _within_context(config)
     try:
-        lines = memory_of(config, prompt_tokens).lines(free_memory(device), device.type)
+        lines = _estimate(config, prompt_tokens).lines(free_memory(device), device.type)
     except RuntimeError as error:
         lines = [f"memory: what the update of this model keeps is not known: {first_line(error)}"]
     return [*lines, *_describe_rows(config, prompt_tokens)]
@@ -183,7 +183,10 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         ModelError: there is no model.
         RuntimeError: as ``saved_bytes``.
     """
-    config = _within_context(config)
+    return _estimate(_within_context(config), prompt_tokens)
+
+
+def _estimate(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
     mode, update = config.mode, config.update
     device, compute = usable_device(device_of(config.model)), compute_options(config)
     on_cpu = device.type == "cpu"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from graphpo_agent.errors import GraphError, json_mistake
+from graphpo_agent.errors import GraphError, json_mistake, json_reason
 from graphpo_agent.graph.arrays import BoolArray, EmbeddingArray, Float32Array, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import name_classes
 from graphpo_agent.graph.new_node import check_reward
@@ -62,8 +62,7 @@ def _load(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise GraphError(f"not JSON: {json_mistake(error)}") from None
     except ValueError as error:
-        # What follows of a number with too many digits is advice to programmers.
-        raise GraphError(f"not JSON that can be read: {str(error).partition(';')[0]}") from None
+        raise GraphError(f"not JSON that can be read: {json_reason(error)}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

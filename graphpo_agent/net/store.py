@@ -20,6 +20,7 @@ StoreMode = Literal["off", "record", "replay", "strict"]
 _LABEL_CHARACTERS = 200
 _BUSY_S = 60.0
 """How long one process waits for another's write."""
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
 def request_key(
@@ -218,16 +219,12 @@ class CallStore:
         )
 
     def _unusable(self, error: Exception) -> ToolError:
-        mend = "name another file"
-        match error:
-            case sqlite3.OperationalError(
-                sqlite_errorcode=sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR_WRITE
-            ):
-                mend = "make room for it, then go on"
-            case _ if self._mode != "strict":
-                mend += " or remove this one"
-            case _:
-                pass
+        if getattr(error, "sqlite_errorcode", None) in _NO_ROOM:
+            mend = "make room for it, then go on"
+        elif self._mode == "strict":
+            mend = "name another file"
+        else:
+            mend = "name another file or remove this one"
         return ToolError(f"call store {self._path} cannot be used: {first_line(error)}; {mend}")
 
 

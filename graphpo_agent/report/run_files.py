@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import RunError, json_mistake
+from graphpo_agent.errors import RunError, json_mistake, json_reason
 from graphpo_agent.yaml_text import NotYaml, parse_yaml
 
 __all__ = ["Metrics", "RunFiles", "flatten", "read_run"]
@@ -146,7 +146,7 @@ def _from_json(where: str, line: str) -> Any:
     except json.JSONDecodeError as error:
         raise RunError(f"{where}: not JSON: {json_mistake(error)}") from None
     except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
-        raise RunError(f"{where}: not JSON that can be read: {_first_part(error)}") from None
+        raise RunError(f"{where}: not JSON that can be read: {json_reason(error)}") from None
 
 
 def _parse_yaml(path: Path, text: str) -> dict[str, Any]:
@@ -163,13 +163,8 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise RunError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
-        raise RunError(f"{path}: not JSON that can be read: {_first_part(error)}") from None
+        raise RunError(f"{path}: not JSON that can be read: {json_reason(error)}") from None
     return _mapping(path, data)
-
-
-def _first_part(error: Exception) -> str:
-    """What follows of a number with too many digits is advice to programmers."""
-    return str(error).partition(";")[0]
 
 
 def _mapping(path: Path, data: Any) -> dict[str, Any]:

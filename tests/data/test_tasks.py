@@ -184,7 +184,12 @@ def test_several_files_are_one_list_without_repeated_ids(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "says"), [('{"id": "b",', ".* at column 12"), ('{"id": "b', ".* starting at column 8")]
+    ("row", "says"),
+    [
+        ('{"id": "b",', ".* at column 12"),
+        ('{"id": "b', ".* starting at column 8"),
+        (f'{{"id": {"9" * 5000}}}', "Exceeds the limit .*: value has 5000 digits"),
+    ],
 )
 def test_a_broken_row_is_named_by_its_line_in_the_file(tmp_path, row, says):
     path = write_lines(tmp_path / "t.jsonl", json.dumps(GOOD_TASK), row)
