@@ -1,5 +1,7 @@
 """What the configurations of full-size search agents take from Tree-GRPO and Search-R1."""
 
+from math import prod
+
 import pytest
 
 from graphpo_agent.config import AgentMode, RunConfig
@@ -19,6 +21,8 @@ def test_the_full_size_agents_have_upstream_s_rounds_and_a_turn_to_answer(
     config = load_config(RunConfig, ROOT / f"configs/search/{name}.yaml")
     assert isinstance(config.mode, AgentMode) and isinstance(config.method, GraphPOMethod)
     assert config.mode.max_turns == len(config.method.schedule) == rounds + 1
+    assert config.budget.trajectories == prod(config.method.schedule) == 8  # the paper's chains
+    assert config.method.singleton == "inherit"  # most turns have no siblings
     if rounds == 5:  # Tree-GRPO's web agent
         assert config.sampling.top_p == 0.95
         reward = callable_of(config.reward, "task", "outcome")
