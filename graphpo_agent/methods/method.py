@@ -38,6 +38,8 @@ class Credit:
             trained once.
         untrained: [num_tokens] bool, tokens of the graph that carry no loss although the policy
             sampled them; None: none.
+        dropped: [n] bool, edges none of whose tokens carry loss. ``untrained`` names these tokens
+            where they are known; a file may tell only how many there are. None: none.
     """
 
     classes: NDArray[np.int64]
@@ -48,6 +50,7 @@ class Credit:
     trajectory_advantages: NDArray[np.float64] | None = None
     rows: NDArray[np.int64] | None = None
     untrained: NDArray[np.bool_] | None = None
+    dropped: NDArray[np.bool_] | None = None
 
     @property
     def has_signal(self) -> bool:

@@ -90,19 +90,20 @@ class SpoTree:
     def _credit(self, graph: RolloutGraph) -> Credit:
         value = nested_means(graph)
         advantage = _differences(graph, value, self.normalize, self.singleton)
+        dropped = np.isnan(advantage)
+        if self.drop_zero:
+            dropped |= advantage == 0.0
         return Credit(
             classes=np.arange(graph.num_nodes),
             advantages=advantage[None],
             columns={"score": value, "advantage": advantage},
-            untrained=self._untrained(graph, advantage),
+            untrained=self._untrained(graph, dropped),
+            dropped=dropped,
         )
 
-    def _untrained(self, graph: RolloutGraph, advantage: FloatArray) -> BoolArray:
+    def _untrained(self, graph: RolloutGraph, dropped: BoolArray) -> BoolArray:
         """[num_tokens] tokens without loss."""
-        without = np.isnan(advantage)
-        if self.drop_zero:
-            without |= advantage == 0.0
-        untrained = np.repeat(without, np.diff(graph.offsets))
+        untrained = np.repeat(dropped, np.diff(graph.offsets))
         if self.max_probability is not None:
             untrained |= np.exp(graph.logprobs) >= np.float32(self.max_probability)
         return untrained

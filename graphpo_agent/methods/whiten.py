@@ -21,11 +21,12 @@ def whitened(graphs: Sequence[RolloutGraph], credits: Sequence[Credit]) -> list[
 
     Mean and variance (ddof 1) are taken over the trained tokens of all graphs together, each with
     the advantage of its edge or of its trajectory. A token counts as often as it is trained: once,
-    or once for every row that runs through it; one that is ``untrained`` or that the policy did
-    not sample does not count. Where a graph's tokens are unknown, ``num_trained`` says how many
-    there are. So TreePO whitens over all response tokens of a batch (``masked_whiten`` of its
-    ``verl/utils/torch_functional.py``), and SPO over those with a probability below 0.9
-    (``masked_whiten`` of its ``trainers/utils.py``, there over the rows of one forward pass).
+    or once for every row that runs through it; one that is ``untrained``, that is on a ``dropped``
+    edge or that the policy did not sample does not count. Where a graph's tokens are unknown,
+    ``num_trained`` says how many there are. So TreePO whitens over all response tokens of a batch
+    (``masked_whiten`` of its ``verl/utils/torch_functional.py``), and SPO over those with a
+    probability below 0.9 (``masked_whiten`` of its ``trainers/utils.py``, there over the rows of
+    one forward pass).
 
     An edge without an advantage (NaN), and in rows one that no row runs through, counts nowhere
     and stays as it is. A single trained token gets 0 and without any nothing changes, where the
@@ -85,11 +86,14 @@ def _rescaled(graph: RolloutGraph, credit: Credit, mean: FloatArray, scale: Floa
 
 def _trained_tokens(graph: RolloutGraph, credit: Credit) -> IntArray:
     """[n] tokens of each edge that carry loss; 0 at the root."""
-    if credit.untrained is None:
-        return graph.num_trained.copy()
-    node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
-    left_out = node[graph.loss_mask & credit.untrained]
-    return graph.num_trained - np.bincount(left_out, minlength=graph.num_nodes)
+    trained = graph.num_trained.copy()
+    if credit.untrained is not None:
+        node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+        left_out = node[graph.loss_mask & credit.untrained]
+        trained -= np.bincount(left_out, minlength=graph.num_nodes)
+    if credit.dropped is not None:
+        trained[credit.dropped] = 0
+    return trained
 
 
 def _counted(graph: RolloutGraph, credit: Credit) -> BoolArray:

@@ -11,9 +11,11 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.methods.rows import trajectory_credit
 from graphpo_agent.methods.spo_chain import SpoChain
+from graphpo_agent.methods.spo_tree import SpoTree
 from graphpo_agent.methods.treerl import TreeRL
 from graphpo_agent.methods.whiten import whitened
 from tests.graph.strategies import random_record
+from tests.methods.shapes import record_from
 
 NAN = math.nan
 
@@ -127,6 +129,18 @@ def test_counts_of_a_file_without_tokens() -> None:
         np.testing.assert_allclose(
             white.advantages, [[NAN, *((a - mean) * scale for a in (1.0, -1.0, 0.25))]]
         )
+
+
+def test_dropped_edges_of_a_file_without_tokens_do_not_count() -> None:
+    """SPO-tree drops edges worth 0, of which a file may tell only how many tokens they have."""
+    record = record_from([None, 0, 0, 0], [None, 1.0, 0.0, 0.5], num_tokens=[2, 3, 1, 5])
+    counted = parse_graph(json.dumps(record))
+    spelled = graph_of((0, 3, 1.0), (0, 1, 0.0), (0, 5, 0.5))
+    mean, scale = moments([0.5] * 3 + [-0.5])
+    for graph in (counted, spelled):
+        (white,) = whitened([graph], SpoTree().assign_credit([graph], []))
+        expected = [(a - mean) * scale for a in (0.5, -0.5)]
+        np.testing.assert_allclose(white.advantages[0, 1:3], expected)
 
 
 def test_one_token_has_nothing_to_compare_with_and_none_changes_nothing() -> None:
