@@ -1,11 +1,12 @@
-"""Files that are written whole or not at all."""
+"""Files and directories that are written whole or not at all."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replacing", "write_atomically"]
+__all__ = ["replace_directory", "replacing", "write_atomically"]
 
 
 @contextmanager
@@ -24,6 +25,24 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if os.path.exists(partial):  # false, too, for a name that no file can have
             partial.unlink()
+
+
+def replace_directory(directory: Path, new: Path) -> None:
+    """Rename ``new`` to ``directory``; an older one makes room first, and stays if it fails.
+
+    Raises:
+        OSError: it cannot be put there.
+    """
+    old = directory.with_name(f".{directory.name}.old")  # hidden: no name of the user's own
+    if directory.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(directory, old)
+    try:
+        os.rename(new, directory)
+    finally:
+        if old.exists() and not directory.exists():
+            os.rename(old, directory)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Configuration → objects. The only module that sees both."""
+"""Configuration → the engine, the grower, and what they are made of."""
 
 from collections.abc import Mapping
 from dataclasses import replace

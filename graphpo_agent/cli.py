@@ -120,20 +120,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help=_OVERRIDES_HELP
-    )
+def _add_overrides(
+    parser: argparse.ArgumentParser, help: str = _OVERRIDES_HELP, metavar: str = "key=value"
+) -> None:
+    parser.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=help)
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="CONFIG key=value",
-        help="a YAML file (see configs/; not with --resume), then overrides: train.steps=5 …, or "
+    _add_overrides(
+        parser,
+        "a YAML file (see configs/; not with --resume), then overrides: train.steps=5 …, or "
         "further files: configs/methods/dapo/as_released.yaml",
+        metavar="CONFIG key=value",
     )
     parser.add_argument("--resume", metavar="RUN", help="continue a run directory")
     parser.add_argument("--dry-run", action="store_true", help="print what would run, then stop")
@@ -236,12 +234,8 @@ def _count(text: str) -> int:
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="the configuration that all methods share")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="applied after each method's file: train.token_budget=200000 …, or further files",
+    _add_overrides(
+        parser, "applied after each method's file: train.token_budget=200000 …, or further files"
     )
     parser.add_argument(
         "--methods",

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM
 
 from graphpo_agent.errors import ModelError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.plain_text import plain_text, without_control
-from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained
+from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained, render_chat
 from graphpo_agent.types import Message
 
 __all__ = ["LocalChat"]
@@ -101,12 +100,5 @@ class LocalChat:
             {**message, "content": without_control(message["content"], self._control)}
             for message in messages
         ]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                harmless, tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:
-            reason = " ".join(str(error).split())
-            raise ModelError(f"chat template of {self._path}: {reason}") from error
-        assert isinstance(text, str)
+        text = render_chat(self._tokenizer, harmless, reply=True)
         return self._tokenizer(plain_text(text), add_special_tokens=False)["input_ids"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -17,6 +18,7 @@ __all__ = [
     "control_tokens",
     "load_pretrained",
     "most_tokens",
+    "render_chat",
     "save_pretrained",
     "why_not_loaded",
 ]
@@ -134,10 +136,35 @@ def save_pretrained(directory: Path, *parts: Any) -> None:
         raise OSError(number, os.strerror(number)) from error
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """The spellings of all tokens that only a template may produce.
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Spelling → id of every token that only a template or the sampler may produce.
 
-    Example: ``{"<|im_start|>", "<|im_end|>", "<|endoftext|>"}``
+    Example: ``{"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}``
     """
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return frozenset((*added, *tokenizer.all_special_tokens))
+    added = {
+        token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return {**added, **dict(named)}
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, reply: bool
+) -> str:
+    """The text that a chat template makes of a conversation.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: the conversation.
+        reply: whether the text ends where the model's reply begins.
+
+    Raises:
+        ModelError: the template refuses these messages.
+    """
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply)
+    except TemplateError as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"chat template of {tokenizer.name_or_path}: {reason}") from error
+    assert isinstance(text, str)
+    return text

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -24,7 +23,7 @@ from transformers.utils.hub import cached_file
 from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.plain_text import without_control
-from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained
+from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained, render_chat
 from graphpo_agent.prm_text import STEP_TOKEN, step_messages
 from graphpo_agent.types import SteppedResponse
 
@@ -174,12 +173,7 @@ class LocalStepScorer(_LocalScorer):
         messages = step_messages(
             response, step_token=self._step_token, system=self._system, control=self._control
         )
-        try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        except TemplateError as error:
-            reason = " ".join(str(error).split())
-            raise ModelError(f"chat template of {self._path}: {reason}") from error
-        assert isinstance(text, str)
+        text = render_chat(self._tokenizer, messages, reply=False)
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"][: self._max_tokens]
         return ids, [place for place, token in enumerate(ids) if token == self._step_id]
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from graphpo_agent.atomic import replace_directory
 from graphpo_agent.errors import DataError, ToolError, first_line
 from graphpo_agent.locks import directory_lock
 from retrievers.corpus import Corpus
@@ -102,7 +103,7 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
                 else:
                     resumes = "; make room and repeat the command, it goes on where it stopped"
                 raise
-            _replace(directory, build.new)
+            replace_directory(directory, build.new)
             shutil.rmtree(home, ignore_errors=True)
     except OSError as error:
         raise ToolError(f"{directory}: cannot be written ({first_line(error)}){resumes}") from error
@@ -192,12 +193,3 @@ def _remove_entries(directory: Path) -> None:
     (directory / _CHECKPOINT_FILE).unlink(missing_ok=True)
     for entry in directory.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-def _replace(directory: Path, new: Path) -> None:
-    old = _home(directory).with_suffix(".replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    if directory.exists():
-        directory.rename(old)
-    new.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)

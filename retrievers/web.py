@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.client import Reply, Verdict, classify_json, classify_status
 from graphpo_agent.net.failures import CallFailed
-from graphpo_agent.net.secrets import secret_from_env
+from graphpo_agent.net.secrets import bearer, secret_from_env
 from graphpo_agent.types import Document
 from retrievers.web_search import (
     Shared,
@@ -172,7 +172,7 @@ class BrightDataBingSearch(WebSearch):
         """
         if market is not None and market.count("-") != 1:
             raise ToolError(f"bing: market is {market!r}; write a language and a country, as de-DE")
-        headers = {"Authorization": f"Bearer {secret_from_env(api_key_env, shared.get('store'))}"}
+        headers = bearer(api_key_env, shared.get("store"))
         super().__init__("bright data", classify=_brightdata, secret_headers=headers, **shared)
         self._url = base_url
         self._zone = zone

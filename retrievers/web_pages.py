@@ -2,7 +2,7 @@
 
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict, classify_json
 from graphpo_agent.net.failures import CallFailed
-from graphpo_agent.net.secrets import secret_from_env
+from graphpo_agent.net.secrets import bearer
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.types import Document
@@ -42,16 +42,13 @@ class JinaReader:
         Raises:
             ToolError: the key is not set, or a limit is out of range.
         """
-        headers = {}
-        if api_key_env is not None:
-            headers = {"Authorization": f"Bearer {secret_from_env(api_key_env, store)}"}
         self._url = base_url
         self._service = HttpService(
             "jina reader",
             limits=Limits(
                 deadline_s=deadline_s, tries=tries, concurrency=concurrency, per_second=per_second
             ),
-            secret_headers=headers,
+            secret_headers=bearer(api_key_env, store),
             store=store,
             classify=_classify,
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 from graphpo_agent.data.jsonl import write_rows
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
-from graphpo_agent.data.toy_search import MOST_NAMES, SearchWriting, draw_names
+from graphpo_agent.data.toy_search import MOST_NAMES, SearchWriting, another_name, draw_names
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.types import Demonstration, Document, Piece, Task
 
@@ -176,15 +176,8 @@ def _draw_facts(rng: random.Random, names: Sequence[str], stale: float) -> dict[
 
 def _draw_fact(rng: random.Random, names: Sequence[str], subject: str, stale: float) -> Fact:
     """A fact that leads from ``subject``, one of ``names``, to another one of them."""
-    value = _another(rng, names, subject)
-    return Fact(value, _another(rng, names, subject, value) if rng.random() < stale else None)
-
-
-def _another(rng: random.Random, names: Sequence[str], *known: str) -> str:
-    """A name that is none of ``known``."""
-    while (name := rng.choice(names)) in known:
-        pass
-    return name
+    value = another_name(rng, names, subject)
+    return Fact(value, another_name(rng, names, subject, value) if rng.random() < stale else None)
 
 
 def _stated(search: Search, fact: Fact) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from graphpo_agent.data.jsonl import write_rows
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
-from graphpo_agent.data.toy_search import MOST_NAMES, SearchWriting, draw_names
+from graphpo_agent.data.toy_search import MOST_NAMES, SearchWriting, another_name, draw_names
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.types import Demonstration, Piece, Task
 from retrievers.bm25 import Bm25Retriever, build_bm25
@@ -191,10 +191,7 @@ def _draw_facts(
     facts: dict[Search, str] = {}
     for name in names:
         for relation in relations:
-            other = rng.choice(names)
-            while other == name:
-                other = rng.choice(names)
-            facts[name, relation] = other
+            facts[name, relation] = another_name(rng, names, name)
         for attribute in ATTRIBUTES:
             facts[name, attribute] = rng.choice(YEARS)
     return facts

@@ -7,7 +7,7 @@ from itertools import product
 
 from graphpo_agent.types import Document, Piece
 
-__all__ = ["MOST_NAMES", "SearchWriting", "draw_names"]
+__all__ = ["MOST_NAMES", "SearchWriting", "another_name", "draw_names"]
 
 _FIRST_NAME = "Ka Li Do Me Su Ta Ri No Be Ha Jo Ge Pa Wi Lu Fe", "ro mi na vi sa lo de ku"
 _LAST_NAME = (
@@ -66,3 +66,10 @@ def draw_names(rng: random.Random, num_entities: int) -> tuple[list[str], list[s
         (train if enough or not known.issuperset(name.split()) else heldout).append(name)
         known.update(name.split())
     return train, heldout
+
+
+def another_name(rng: random.Random, names: Sequence[str], *known: str) -> str:
+    """A name that is none of ``known``."""
+    while (name := rng.choice(names)) in known:
+        pass
+    return name

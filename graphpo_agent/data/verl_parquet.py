@@ -78,7 +78,6 @@ def write_verl_parquet(
     tasks: Iterable[Task],
     trainer: Trainer = "verl",
     prompts: Mapping[str, Sequence[Message]] | None = None,
-    split: str = "train",
 ) -> None:
     """Write one row per task; whole or not at all.
 
@@ -95,7 +94,6 @@ def write_verl_parquet(
         tasks: with different ids.
         trainer: for whom the file is.
         prompts: by task id, those that are not to be this module's own.
-        split: what ``extra_info.split`` says.
 
     Raises:
         ConfigError: another trainer.
@@ -105,9 +103,7 @@ def write_verl_parquet(
         raise ConfigError(f"parquet: {trainer!r} is none of {', '.join(get_args(Trainer))}")
     check_place(path)
     given = prompts or {}
-    rows = (
-        _row(task, given.get(task.id) or _prompt(task, trainer), trainer, split) for task in tasks
-    )
+    rows = (_row(task, given.get(task.id) or _prompt(task, trainer), trainer) for task in tasks)
     schema = _schema(trainer)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +133,7 @@ def _data_source(task: Task, trainer: Trainer) -> str:
     return VERL_PREFIX + known if trainer == "verl" else known
 
 
-def _row(task: Task, prompt: Sequence[Message], trainer: Trainer, split: str) -> dict[str, Any]:
+def _row(task: Task, prompt: Sequence[Message], trainer: Trainer) -> dict[str, Any]:
     answers = list(task.answers)
     truth = {"target": answers}
     source = _data_source(task, trainer)
@@ -150,7 +146,7 @@ def _row(task: Task, prompt: Sequence[Message], trainer: Trainer, split: str) ->
         "prompt": [dict(message) for message in prompt],
         "ability": "fact-reasoning",
         "reward_model": {"style": "rule", "ground_truth": truth},
-        "extra_info": {"split": split, "index": _index(task.id), "question": task.question},
+        "extra_info": {"split": "train", "index": _index(task.id), "question": task.question},
         "metadata": json.dumps(dict(task.metadata), ensure_ascii=False),
     }
     if trainer == "verl":

@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import (
     AutoTokenizer,
@@ -24,7 +23,7 @@ from transformers import (
 
 from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.plain_text import plain_text
-from graphpo_agent.pretrained import why_not_loaded
+from graphpo_agent.pretrained import control_tokens, render_chat, why_not_loaded
 from graphpo_agent.types import Message, Prompt, TurnBreak
 
 __all__ = ["HfTokenizer", "check_model_directory"]
@@ -32,6 +31,10 @@ __all__ = ["HfTokenizer", "check_model_directory"]
 _CONFIG_FILES = frozenset({"config.json", "tokenizer_config.json", "generation_config.json"})
 _PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
 """Private-use characters stand for the messages' contents while the chat template is rendered."""
+_LONGEST_HUB_NAME = 193
+"""An owner and a name of 96 characters each."""
+_REMEMBERED = 512
+"""Texts, and lists of token ids, whose counterparts are remembered."""
 
 
 def check_model_directory(name: str, required_file: str) -> bool:
@@ -73,12 +76,6 @@ def _check_object(path: Path) -> None:
         raise ModelError(f"{path} holds no JSON object; copy it from the model again")
 
 
-_LONGEST_HUB_NAME = 193
-"""An owner and a name of 96 characters each."""
-_REMEMBERED = 512
-"""Texts, and lists of token ids, whose counterparts are remembered."""
-
-
 class HfTokenizer:
     """A ``graphpo_agent.protocols.Tokenizer`` around a Hugging Face tokenizer.
 
@@ -105,7 +102,7 @@ class HfTokenizer:
         self.eos_id = cast(int, tokenizer.eos_token_id)
         self.eos_ids = frozenset({self.eos_id, *extra_eos_ids})
         self.vocab_size = 1 + max(tokenizer.get_vocab().values())
-        self._control = _control_tokens(tokenizer)
+        self._control = control_tokens(tokenizer)
         self._control_pattern = _any_of(self._control)
         self._control_ids = frozenset(self._control.values()) - {cast(int, tokenizer.unk_token_id)}
         opening = cast(list[int], tokenizer("")["input_ids"])
@@ -207,16 +204,7 @@ class HfTokenizer:
         stand_ins = [
             {**message, "content": f"\ue000{i}\ue001"} for i, message in enumerate(messages)
         ]
-        try:
-            text = self.hf.apply_chat_template(
-                stand_ins, tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:
-            raise ModelError(
-                f"chat template of {self.hf.name_or_path}: {first_line(error)}"
-            ) from error
-        assert isinstance(text, str)
-        return text
+        return render_chat(self.hf, stand_ins, reply=True)
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         encoded = self.hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
@@ -246,15 +234,6 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
     if not isinstance(tokenizer, fast) or kind.decode is not PreTrainedTokenizerBase.decode:
         return None
     return tokenizer.backend_tokenizer if kind._decode is fast._decode else None
-
-
-def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Spelling → id of every token that only a template or the sampler may produce."""
-    added = {
-        token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special
-    }
-    named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-    return {**added, **dict(named)}
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:

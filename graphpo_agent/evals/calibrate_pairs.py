@@ -12,7 +12,7 @@ from graphpo_agent.evals.pair_values import sample_strata
 from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
 from graphpo_agent.graph.forest import join
-from graphpo_agent.graph.merge_rules import pair_rules
+from graphpo_agent.graph.merge_rules import codes_of, pair_rules
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 __all__ = [
@@ -155,7 +155,5 @@ def plan_samples(
 
 def equal_keys(graphs: Sequence[RolloutGraph], pairs: CandidatePairs) -> BoolArray:
     """[pairs] whether both nodes have a key, and the same one."""
-    codes: dict[str | None, int] = {None: -1}
-    keys = [key for graph in graphs for key in graph.keys]
-    code = np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
+    code = codes_of([key for graph in graphs for key in graph.keys])
     return (code[pairs.i] == code[pairs.j]) & (code[pairs.i] >= 0)

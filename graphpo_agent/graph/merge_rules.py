@@ -12,7 +12,7 @@ from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.forest import Forest, by_layer, preorder
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
-__all__ = ["MergeOptions", "PairRules", "pair_rules"]
+__all__ = ["MergeOptions", "PairRules", "codes_of", "pair_rules"]
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -113,10 +113,10 @@ def pair_rules(graphs: Sequence[RolloutGraph], forest: Forest, options: MergeOpt
     first, last = preorder(forest.parent, by_layer(forest.depth))
     numbers = np.full(len(kind), -1, np.int64)
     if options.guard == "numbers":
-        numbers = _codes([_numbers(state) for graph in graphs for state in graph.states])
+        numbers = codes_of([_numbers(state) for graph in graphs for state in graph.states])
     return PairRules(
         kind=kind,
-        key=_codes([key for graph in graphs for key in graph.keys]),
+        key=codes_of([key for graph in graphs for key in graph.keys]),
         numbers=numbers,
         depth=forest.depth,
         first=first,
@@ -129,7 +129,7 @@ def _numbers(state: str | None) -> tuple[str, ...] | None:
     return None if state is None else tuple(sorted(_NUMBER.findall(state)))
 
 
-def _codes(values: Sequence[str | tuple[str, ...] | None]) -> IntArray:
+def codes_of(values: Sequence[str | tuple[str, ...] | None]) -> IntArray:
     """Equal values get equal codes; None gets -1."""
     table: dict[str | tuple[str, ...] | None, int] = {None: -1}
     return np.array([table.setdefault(value, len(table)) for value in values], np.int64)

@@ -13,7 +13,15 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.graph.samples import TrainingSample, to_sample
 from graphpo_agent.methods.growth import Growth, Plan
 
-__all__ = ["UNMERGED", "Credit", "Method", "Whiten", "credits_of", "training_sample"]
+__all__ = [
+    "UNMERGED",
+    "Credit",
+    "Method",
+    "Whiten",
+    "check_counts",
+    "credits_of",
+    "training_sample",
+]
 
 Whiten = Literal["none", "batch"]
 UNMERGED = MergeOptions(merge="none")
@@ -109,6 +117,19 @@ class Method(Protocol):
     ) -> list[Credit]:
         """The advantages of a batch of graphs, before whitening."""
         ...
+
+
+def check_counts(method: str, *, least: int = 1, **counts: int | None) -> None:
+    """Let numbers of at least ``least`` pass, and None.
+
+    Example: ``check_counts("treepo", width=0)`` raises ``treepo: width is 0, want at least 1``.
+
+    Raises:
+        ConfigError: one of them is less; names it.
+    """
+    for name, count in counts.items():
+        if count is not None and count < least:
+            raise ConfigError(f"{method}: {name} is {count}, want at least {least}")
 
 
 def credits_of(

@@ -15,7 +15,7 @@ from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
-from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_counts
 
 __all__ = ["SpoChain"]
 
@@ -67,14 +67,12 @@ class SpoChain:
     merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
-        least = {
-            "num_chains": self.num_chains,
-            "rollouts": self.rollouts,
-            "cut_interval": self.cut_interval,
-        }
-        for name, number in least.items():
-            if number < 1:
-                raise ConfigError(f"spo_chain: {name} is {number}, want at least 1")
+        check_counts(
+            "spo_chain",
+            num_chains=self.num_chains,
+            rollouts=self.rollouts,
+            cut_interval=self.cut_interval,
+        )
         if not 0 < self.max_probability <= 1:
             raise ConfigError(
                 f"spo_chain: max_probability {self.max_probability} is outside (0, 1]"

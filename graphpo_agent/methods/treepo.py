@@ -7,13 +7,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.advantages import own_counts
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
-from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_counts
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["TreePO"]
@@ -60,9 +59,7 @@ class TreePO:
     merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
-        for name, number in (("width", self.width), ("divergence", self.divergence)):
-            if number < 1:
-                raise ConfigError(f"treepo: {name} is {number}, want at least 1")
+        check_counts("treepo", width=self.width, divergence=self.divergence)
 
     def plan(self, growth: Growth) -> Plan:
         """Divide the width that is left among the active paths, or fall back.

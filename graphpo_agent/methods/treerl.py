@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.advantages import own_counts
 from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.equivalence import MergeOptions
@@ -17,7 +16,7 @@ from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
-from graphpo_agent.methods.method import UNMERGED, Credit, Whiten
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_counts
 
 __all__ = ["TreeRL"]
 
@@ -81,14 +80,10 @@ class TreeRL:
     merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
-        numbers = {"trees": self.trees, "forks": self.forks, "copies": self.copies}
-        if self.select is not None:
-            numbers["select"] = self.select
-        for name, number in numbers.items():
-            if number < 1:
-                raise ConfigError(f"treerl: {name} is {number}, want at least 1")
-        if self.rounds < 0:
-            raise ConfigError(f"treerl: rounds is {self.rounds}, want at least 0")
+        check_counts(
+            "treerl", trees=self.trees, forks=self.forks, copies=self.copies, select=self.select
+        )
+        check_counts("treerl", least=0, rounds=self.rounds)
 
     def plan(self, growth: Growth) -> Plan:
         """The trunks, then round after round of forks, each grown to its end.

@@ -5,12 +5,12 @@ from typing import Any
 
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict, classify_json
 from graphpo_agent.net.failures import CallFailed
-from graphpo_agent.net.secrets import secret_from_env
+from graphpo_agent.net.secrets import bearer
 from graphpo_agent.net.store import CallStore
 from graphpo_agent.plain_text import without_control
 from graphpo_agent.types import Message
 
-__all__ = ["OpenAIChat", "bearer", "classify_openai", "without_thinking"]
+__all__ = ["OpenAIChat", "classify_openai", "without_thinking"]
 
 _USED_UP = frozenset(("insufficient_quota", "billing_hard_limit_reached"))
 _CONTROL = ("<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>")
@@ -124,17 +124,6 @@ def without_thinking(reply: str) -> str:
     if closed:
         return rest.strip()
     return "" if rest.lstrip().startswith("<think>") else rest.strip()
-
-
-def bearer(api_key_env: str | None, store: CallStore | None) -> dict[str, str]:
-    """The header that carries the key of an OpenAI-compatible service; none without a key.
-
-    Raises:
-        ToolError: the environment variable is not set, and ``store`` may make calls.
-    """
-    if api_key_env is None:
-        return {}
-    return {"Authorization": f"Bearer {secret_from_env(api_key_env, store)}"}
 
 
 def classify_openai(reply: Reply) -> Verdict:

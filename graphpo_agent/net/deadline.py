@@ -1,9 +1,9 @@
 """A time limit of a whole call, also of one that cannot be interrupted."""
 
 import os
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import TypeVar
 
 from graphpo_agent.net.failures import CallFailed
@@ -57,24 +57,11 @@ def within(deadline: Deadline, function: Callable[[], T]) -> T:
         CallFailed: transient: the time is up; the function goes on in its thread.
         Exception: what the function raised.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def work() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:  # raised again below
-            errors.append(error)
-        done.set()
-
     patience = deadline.left()
-    _workers.start(work)
-    if not done.wait(patience):
+    result = _workers.submit(function)
+    if wait([result], patience).not_done:
         raise deadline.missed()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return result.result()
 
 
 _workers = Workers()

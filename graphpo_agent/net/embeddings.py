@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphpo_agent.errors import ToolError
-from graphpo_agent.net.chat import bearer, classify_openai
+from graphpo_agent.net.chat import classify_openai
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
+from graphpo_agent.net.secrets import bearer
 from graphpo_agent.net.store import CallStore
 
 __all__ = ["OpenAIEmbedder", "TeiEmbedder"]

@@ -9,7 +9,7 @@ from urllib.parse import quote, quote_plus
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.store import CallStore
 
-__all__ = ["Redactor", "secret_from_env", "without_user"]
+__all__ = ["Redactor", "bearer", "secret_from_env", "without_user"]
 
 _MIN_LENGTH = 8
 """Shorter values are placeholders such as ``EMPTY``; blotting them out would spoil plain text."""
@@ -39,6 +39,17 @@ def secret_from_env(name: str, store: CallStore | None = None) -> str:
             "copy the key again"
         )
     return value
+
+
+def bearer(api_key_env: str | None, store: CallStore | None) -> dict[str, str]:
+    """The header that carries the key as most services want it; none without a variable.
+
+    Raises:
+        ToolError: the environment variable is not set, and ``store`` may make calls.
+    """
+    if api_key_env is None:
+        return {}
+    return {"Authorization": f"Bearer {secret_from_env(api_key_env, store)}"}
 
 
 def without_user(url: str) -> str:

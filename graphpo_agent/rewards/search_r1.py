@@ -34,9 +34,8 @@ __all__ = [
 CallTag = Literal["search", "tool_call"]
 """The element that is an action and no answer: ``tool_call`` in the Hermes dialect."""
 
-_TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
-_HERMES_TAG = re.compile(r"(</?(?:think|tool_call|tool_response|answer)>)")
-_HERMES_LETTERS: Mapping[str, str] = {"tool_call": "S", "tool_response": "I"}
+_LETTERS = {"think": "T", "search": "S", "information": "I", "answer": "A"}
+_HERMES_LETTERS = {"think": "T", "tool_call": "S", "tool_response": "I", "answer": "A"}
 _SEARCH_TURN = re.compile("Tx?tSx?s")
 _ANSWER_TURN = re.compile("Tx?tAx?a")
 
@@ -49,38 +48,26 @@ def tag_letters(text: str) -> str:
 
     Example: ``tag_letters("<think> who? </think> <search>karo</search>")`` is ``"TxtSxs"``.
     """
-    parts = _TAG.split(text)
-    return "".join(_letter(part, bool(i % 2)) for i, part in enumerate(parts) if part.strip())
+    return _letters(text, _LETTERS)
 
 
-def _letter(part: str, is_tag: bool) -> str:
-    if not is_tag:
-        return "x"
-    return part[2] if part[1] == "/" else part[1].upper()
+def _letters(text: str, capitals: Mapping[str, str]) -> str:
+    """``tag_letters``, of the tags that ``capitals`` has letters for."""
+    letter_of = {f"<{name}>": capital for name, capital in capitals.items()}
+    letter_of |= {f"</{name}>": capital.lower() for name, capital in capitals.items()}
+    parts = re.split(f"(</?(?:{'|'.join(capitals)})>)", text)
+    return "".join(letter_of.get(part, "x") for part in parts if part.strip())
 
 
 def is_well_formed(turns: Sequence[str], call_tag: CallTag = "search") -> bool:
     """Whether the policy's turns follow Search-R1's format from the first to the answer."""
     if not turns:
         return False
-    letters = tag_letters if call_tag == "search" else _hermes_letters
-    *searches, last = map(letters, turns)
+    if call_tag == "tool_call":
+        *searches, last = (_letters(without_call_text(turn), _HERMES_LETTERS) for turn in turns)
+    else:
+        *searches, last = map(tag_letters, turns)
     return _ANSWER_TURN.fullmatch(last) is not None and all(map(_SEARCH_TURN.fullmatch, searches))
-
-
-def _hermes_letters(text: str) -> str:
-    """``tag_letters`` with the letters S of ``tool_call`` and I of ``tool_response``."""
-    parts = _HERMES_TAG.split(without_call_text(text))
-    return "".join(
-        _hermes_letter(part, bool(i % 2)) for i, part in enumerate(parts) if part.strip()
-    )
-
-
-def _hermes_letter(part: str, is_tag: bool) -> str:
-    letter = _HERMES_LETTERS.get(part.strip("</>")) if is_tag else None
-    if letter is None:
-        return _letter(part, is_tag)
-    return letter.lower() if part[1] == "/" else letter
 
 
 def check_terms(structure_format_score: float, retrieval_score: float, call_tag: str) -> None:

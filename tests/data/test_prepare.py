@@ -199,9 +199,9 @@ def test_the_verl_file_has_upstream_s_columns(tmp_path: Path) -> None:
     }
     assert second["reward_model"]["ground_truth"]["target"] == []
     assert 0 <= index != second["extra_info"]["index"]
-    write_verl_parquet(path, tasks[:1], "search-r1", split="test")
+    write_verl_parquet(path, tasks[:1], "search-r1")
     (alone,) = pq.read_table(path).to_pylist()
-    assert alone["extra_info"] == {"split": "test", "index": index, "question": "who?"}
+    assert alone["extra_info"] == {"split": "train", "index": index, "question": "who?"}
     assert [file.name for file in path.parent.iterdir()] == ["train.parquet"]
 
 

@@ -176,9 +176,9 @@ MOMENTS = [
     ("retrievers.index_build.Path.replace", 5),
     ("bm25s.BM25.save", 1),
     ("retrievers.index_files.np.save", 1),
-    ("retrievers.index_build._replace", 1),
-    ("retrievers.index_build.Path.rename", 1),
-    ("retrievers.index_build.Path.rename", 2),
+    ("retrievers.index_build.replace_directory", 1),
+    ("graphpo_agent.atomic.os.rename", 1),
+    ("graphpo_agent.atomic.os.rename", 2),
     ("retrievers.index_build.shutil.rmtree", 3),
 ]
 """What is called in a build, and which of its calls."""

@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from graphpo_agent.atomic import replace_directory
 from graphpo_agent.engines.local.adapter_files import read_adapters, under_adapters
 from graphpo_agent.engines.local.lora import has_adapters, merged_model
 from graphpo_agent.engines.local.model import load_model
@@ -147,22 +148,8 @@ def _whole(directory: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        _replace(place, partial)
+        replace_directory(place, partial)
     except OSError as error:
         raise RunError(f"{directory} cannot be written: {first_line(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _replace(directory: Path, partial: Path) -> None:
-    """Rename ``partial`` to ``directory``; an older one makes room first, and stays if it fails."""
-    old = directory.with_name(f".{directory.name}.old")  # hidden: no name of the user's own
-    if directory.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(directory, old)
-    try:
-        os.rename(partial, directory)
-    finally:
-        if old.exists() and not directory.exists():
-            os.rename(old, directory)
-    shutil.rmtree(old, ignore_errors=True)

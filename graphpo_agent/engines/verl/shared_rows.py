@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from graphpo_agent.engines.local.beginnings import common_length
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 from graphpo_agent.graph.samples import TrainingSample
@@ -29,15 +30,8 @@ def text_order(rows: Sequence[IntArray]) -> tuple[list[int], list[int]]:
     keys = [row.astype(">i4").tobytes() for row in rows]  # big endian: sorted as the numbers are
     order = sorted(range(len(rows)), key=keys.__getitem__)
     added = [len(rows[i]) for i in order[:1]]
-    added += [len(rows[i]) - _alike(rows[before], rows[i]) for before, i in pairwise(order)]
+    added += [len(rows[i]) - common_length(keys[b], keys[i]) // 4 for b, i in pairwise(order)]
     return order, added
-
-
-def _alike(one: IntArray, other: IntArray) -> int:
-    """With how many equal tokens two rows begin."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length
 
 
 def micro_batches(rows: Sequence[IntArray], max_tokens: int) -> list[list[int]]:

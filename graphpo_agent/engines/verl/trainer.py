@@ -4,13 +4,11 @@ Imported by verl's processes only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from threading import Thread
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from graphpo_agent.engines.verl.log import RunLog, step_metrics
 from graphpo_agent.engines.verl.loop import advantage_field
 from graphpo_agent.engines.verl.loss import LossTerms, graph_loss
 from graphpo_agent.errors import RunError
+from graphpo_agent.net.workers import Workers
 from graphpo_agent.rollout.outages import Outages
 
 __all__ = ["TRAINER", "GraphTrainer"]
@@ -104,18 +103,9 @@ class GraphTrainer(PPOTrainerSync):
 
     def _in_time(self, give_weights: Callable[[], object]) -> None:
         """Raise RunError where the servers do not take the weights: verl would wait for ever."""
-        done: Future[object] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(give_weights())
-            except BaseException as error:  # raised again where it is waited for
-                done.set_exception(error)
-
-        Thread(target=work, daemon=True).start()
         seconds = self._own.sync_seconds
         try:
-            done.result(timeout=seconds)
+            Workers().submit(give_weights).result(timeout=seconds)
         except FutureTimeout:
             raise RunError(
                 f"step {self.global_steps}: a vLLM server did not take the new weights in "
