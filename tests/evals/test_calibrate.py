@@ -40,8 +40,13 @@ def fan(name: str, keys: str) -> RolloutGraph:
     return RolloutGraph.root(name, token_ids=[1, 2]).append(states).append(ends)
 
 
-def measured(keys: dict[str, str], rewards, options=CalibrateOptions(reference="right")):  # noqa: B008
-    """The calibration of two equal fans, every pair in the sample."""
+def measured(
+    keys: dict[str, str],
+    rewards,
+    options=CalibrateOptions(reference="right"),  # noqa: B008
+    others=None,
+):
+    """The calibration of two equal fans, every pair in the sample; ``others``: of the second."""
     choices = {name: [fan("a", own), fan("b", own)] for name, own in keys.items()}
     graphs = choices["right"]
     pairs = candidate_pairs(graphs, [~graph.terminal for graph in graphs], MERGING)
@@ -49,7 +54,7 @@ def measured(keys: dict[str, str], rewards, options=CalibrateOptions(reference="
     rng = np.random.default_rng(0)
     random_sample, samples = plan_samples(merges, pairs, 1000, rng)
     rows = np.full((18, 4), np.nan)
-    rows[[1, 2, 3, 4, 10, 11, 12, 13]] = [*rewards, *rewards]
+    rows[[1, 2, 3, 4, 10, 11, 12, 13]] = [*rewards, *(others or rewards)]
     return calibrate_choices(
         graphs,
         merges,
@@ -84,6 +89,15 @@ def test_right_and_wrong_keys_by_hand():
     assert alone.merged_pairs == alone.merged_states == alone.measured_pairs == 0
     assert np.isnan([alone.right, alone.difference, alone.spread, alone.spread_upper]).all()
     assert found.choices["none"].recommended is None
+
+
+def test_a_threshold_is_recommended_for_what_is_sure_of_its_spread():
+    # Merged pairs differ by 0, 0, 0 and 1, all pairs by 7 times 1 in 12; one graph is 0, one 1.
+    unsure = [[1.0] * 4, [1.0] * 4, [0.0] * 4, [1.0] * 4]
+    options = CalibrateOptions(tolerance=0.5, reference="right")
+    found = measured({"right": "aabb"}, WORTH, options, others=unsure).choices["right"]
+    assert found.rows[0].spread == pytest.approx(3 / 7) and found.rows[0].spread_upper > 1
+    assert found.recommended is None
 
 
 def test_a_choice_is_tested_alike_whichever_others_there_are(monkeypatch):
@@ -283,7 +297,10 @@ def test_rewards_depend_on_seed_graph_and_node_only(world):
             lambda: finished.append(1),
         )
 
-    whole, part = sample(every), sample(few)
+    whole = sample(every)
+    seeds = [request.seed for request in policy.requests]
+    assert len(set(seeds)) == len(seeds) > 3 * sum(map(len, every))
+    part = sample(few)
     assert len(finished) == 3 * sum(map(len, every)) + 3 * sum(map(len, few))
     for g in range(2):
         np.testing.assert_array_equal(whole[g][few[g]], part[g][few[g]])

@@ -17,6 +17,7 @@ from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import StepScorer
+from graphpo_agent.rollout import grow as grow_module
 from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.rollout.summarize import KeyDescriber
@@ -328,6 +329,20 @@ def test_the_ledger_is_the_sum_of_the_edges() -> None:
         assert ledger.prefilled_tokens == 3 + 2 * goes_on
 
 
+def test_a_call_that_met_an_outage_is_booked_where_it_was_made() -> None:
+    class Down(Walk):
+        """Every second call is answered from what is known, every one by an outage."""
+
+        def _step(self, state: PathState, seed: int) -> Step:
+            step = super()._step(state, seed)
+            return replace(step, status="tool_outage", tool_calls=step.state.depth % 2)
+
+    for rollout in grow(Grpo(4), one=grower(Down())):
+        made = np.count_nonzero(rollout.graph.depth % 2)
+        assert made < rollout.graph.num_edges
+        assert rollout.ledger.failed_calls == rollout.ledger.tool_calls == made
+
+
 def test_states_are_not_described_where_no_method_looks() -> None:
     class Refuses:
         async def describe(self, scheduler: Any, states: Any) -> Any:
@@ -355,6 +370,23 @@ def test_contexts_are_released_once_the_rollout_is_over() -> None:
     policy = NoPolicy()
     grower().grow(policy, tasks(2), Grpo(2), SamplingParams(), (0,))  # type: ignore[arg-type]
     assert policy.released == 1
+    one = replace(grower(), reward_fn=lambda task, outcome: 2.0)
+    with pytest.raises(RewardError):
+        one.grow(policy, tasks(2), Grpo(2), SamplingParams(), (0,))  # type: ignore[arg-type]
+    assert policy.released == 2
+
+
+@pytest.mark.parametrize(("count", "releases"), [(6, 2), (7, 3)])
+def test_many_tasks_are_grown_in_turn_and_each_as_if_alone(
+    count: int, releases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, policy = GraphPO(schedule=(4, 2, 2)), NoPolicy()
+    together = grow(method, count)
+    monkeypatch.setattr(grow_module, "_TASKS_AT_ONCE", 3)
+    in_turn = grower().grow(policy, tasks(count), method, SamplingParams(), (0, "step"))  # type: ignore[arg-type]
+    assert policy.released == releases
+    for a, b in zip(together, in_turn, strict=True):
+        assert a.task == b.task and np.array_equal(a.graph.token_ids, b.graph.token_ids)
 
 
 def test_max_layer_gap_and_the_rest_of_merging_reach_the_loop() -> None:
