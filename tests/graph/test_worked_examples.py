@@ -96,6 +96,18 @@ def test_cosines_are_rounded_before_they_are_compared():
         assert (find_classes(graph, MergeOptions())[2] == 1) == merged
 
 
+def test_numbers_whose_squares_are_none_have_cosines_all_the_same():
+    # At 0 degrees the root, 1 and 2 at 45, 3 at 90 and its child 4 at 60.
+    huge, tiny = 1e200, 1e-200
+    rows = np.array([[huge, 0], [huge, huge], [tiny, tiny], [0, tiny], [huge, huge * 3**0.5]])
+    graph = with_embeddings(grow(state(0), state(0), state(0), state(3)), rows)
+    assert find_classes(graph, MergeOptions()).tolist() == [0, 1, 1, 3, 1]
+    half = 0.5**0.5
+    assert edge_similarity(graph) == pytest.approx([0, half, half, 0, 0.75**0.5])
+    found = novelty(graph, np.arange(1, 4), MergeOptions())
+    assert found == pytest.approx([0, 0, 1 - half], abs=1e-6)
+
+
 def with_embeddings(graph, rows):
     return replace(graph, embeddings=rows, has_embedding=np.ones(len(rows), bool))
 

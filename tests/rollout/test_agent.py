@@ -175,6 +175,20 @@ def test_answer_in_the_last_turn_counts():
     assert steps[-1].status == "answered" and steps[-1].state.answer == "1987"
 
 
+@pytest.mark.parametrize(
+    ("max_response_tokens", "edge", "path"), [(4000, 400, 1600), (1000, 400, 1000), (90, 90, 90)]
+)
+def test_what_a_turn_and_a_path_can_cost_at_most(max_response_tokens, edge, path):
+    expander = make(max_response_tokens=max_response_tokens)
+    assert (expander.edge_tokens, expander.path_tokens) == (edge, path)
+    policy = ScriptedPolicy(turns(SEARCH_KARO))
+    root = expander.start(policy, TASK)
+    assert expander.tokens_left(policy, root) == path
+    if max_response_tokens == 4000:
+        (step,) = expand(expander, policy, [root], [0], SAMPLING)
+        assert expander.tokens_left(policy, step.state) == 1200
+
+
 def test_response_limit_inside_a_turn_ends_the_path():
     tool = Library(SHELVES)
     limit = len(SEARCH_KARO)
@@ -182,6 +196,30 @@ def test_response_limit_inside_a_turn_ends_the_path():
     assert (steps[0].terminal, steps[0].status, tool.batches) == (True, "out_of_length", [])
     _, steps = walk(make(max_response_tokens=limit - 1), ScriptedPolicy(turns(SEARCH_KARO)))
     assert steps[0].token_ids == SEARCH_KARO[:-1] and steps[0].status == "out_of_length"
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [(None, "out_of_length"), (31, "out_of_length"), (30, "out_of_length"), (29, "out_of_budget")],
+)
+def test_a_turn_that_the_response_ends_as_early_as_the_budget_is_out_of_length(limit, status):
+    policy = ScriptedPolicy(turns(bytes_of("x" * 50)))
+    expander = make(max_response_tokens=30)
+    root = expander.start(policy, TASK)
+    scheduler = PolicyScheduler(policy, overlap=False)
+    ((step,),) = scheduler.run([expander.expand(scheduler, [root], [0], SAMPLING, limit)])
+    assert (step.status, step.terminal) == (status, True)
+    assert len(step.token_ids) == min(30, limit or 30)
+
+
+def test_an_answer_on_the_last_token_of_the_budget_counts():
+    policy = ScriptedPolicy(turns(ANSWER))
+    expander = make()
+    root = expander.start(policy, TASK)
+    scheduler = PolicyScheduler(policy, overlap=False)
+    work = expander.expand(scheduler, [root], [0], SAMPLING, len(ANSWER))
+    ((step,),) = scheduler.run([work])
+    assert (step.status, step.state.answer) == ("answered", "1987")
 
 
 def test_answer_on_the_last_token_of_the_response_limit_counts():
