@@ -146,6 +146,24 @@ def test_the_number_guard_binds_whole_classes_and_leaves_keyed_pairs_alone():
     assert novelty(keyed, np.array([1]), guarded).tolist() == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "merged"),
+    [
+        ("left: 3 4", "left: 4 and 3", True),
+        ("left: 3 3 4", "left: 3 4", False),
+        ("left: 3 3 4", "left: 3 4 4", False),
+        ("x = -3", "x = 3", False),
+        ("x = 3.5", "x = 3 5", False),
+        ("x is known", "y is", True),
+        ("x is known", "x is 1", False),
+    ],
+)
+def test_the_number_guard_counts_every_number(one, other, merged):
+    graph = grow(state(0, at=0, text=one), state(0, at=0, text=other))
+    found = find_classes(graph, MergeOptions(guard="numbers")).tolist()
+    assert found == [0, 1, 1 if merged else 2]
+
+
 def test_similarity_of_an_edge():
     graph = grow(state(0, "a", at=60), state(1, "b", at=0), state(1, "a", at=90), state(1), key="r")
     # root has no embedding: 0. cos 60° = 1/2 though the keys differ. Equal keys: 1. Nothing: 0.
