@@ -26,7 +26,7 @@ def graded(
 def test_exact_match_of_the_last_complete_answer(tmp_path: Path) -> None:
     rows = [
         ROW,
-        {**ROW, "id": 2, "gold": ["fir", "oak"]},
+        {**ROW, "id": 2, "gold": ["fir", "oak", "elm"]},
         {**ROW, "id": "c", "response": "<answer>fir</answer> oak <answer>oak</answer> <answer>fir"},
         {**ROW, "id": "d", "response": "<answer>oak</answer> </answer>"},
         {**ROW, "id": "e", "response": "<answer> fir <answer>oak</answer>"},
@@ -45,7 +45,7 @@ def test_exact_match_of_the_last_complete_answer(tmp_path: Path) -> None:
 
 def test_a_bare_response_is_the_answer(tmp_path: Path) -> None:
     bare = GradeOptions(bare=True)
-    row = {"id": "a", "response": " born 1987\n", "gold": ["1954", "1987"], "note": "mine"}
+    row = {"id": "a", "response": " born 1987\n", "gold": ["1954", "1987", "9"], "note": "mine"}
     (em,) = graded(tmp_path, "em", row, options=bare)
     (subem,) = graded(tmp_path, "subem", row, options=bare)
     (f1,) = graded(tmp_path, "f1", row, options=bare)
@@ -192,7 +192,7 @@ def test_options_that_a_kind_does_not_take(
 
 
 def test_gaia_s_rule_and_mathematics(tmp_path: Path) -> None:
-    row = {"id": "a", "response": "<answer>$ 1,234</answer>", "gold": ["x", "1234"]}
+    row = {"id": "a", "response": "<answer>$ 1,234</answer>", "gold": ["x", "1234", "y"]}
     (gaia,) = graded(tmp_path, "gaia", row)
     assert (gaia["score"], gaia["status"], gaia["detail"]) == (1.0, "ok", {"gold": "1234"})
     rows = [
