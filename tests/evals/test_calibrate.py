@@ -130,6 +130,14 @@ def test_noise_is_taken_out_of_the_errors_and_the_spread():
     assert found.score_error == pytest.approx(0.25 - 1 / 12)
 
 
+def test_a_spread_that_noise_takes_below_0_is_bounded_from_0():
+    one, other = [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]  # means 3/4 and 1/4, of variance 1/16
+    (row,) = measured({"right": "aabb"}, [one, one, other, other]).choices["right"].rows
+    # In merged pairs −1/8, in others 1/4 less that.
+    assert row.spread == pytest.approx((-1 / 8) / ((4 / 8 - 2 / 8) / 6))
+    assert row.spread_upper == 0.0 and row.difference == 0.0
+
+
 def test_a_graph_without_evidence_is_not_counted():
     rewards = [[1.0] * 4, [1.0, *[np.nan] * 3], [0.0] * 4, [0.0] * 4]
     (row,) = measured({"right": "aabb"}, rewards).choices["right"].rows

@@ -264,7 +264,8 @@ def test_a_judge_that_is_not_there_ends_it_and_writes_nothing(tmp_path: Path) ->
 
 def test_a_summary_of_all_grades(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
-    rows = [ROW, {**ROW, "response": "oak"}, {**ROW, "gold": "fir"}]
+    lost = {**ROW, "outages": 1, "reward": None}
+    rows = [ROW, {**ROW, "response": "oak"}, lost, {**ROW, "gold": "fir"}]
     source.write_text("\n".join(json.dumps(row) for row in rows))
     summary = grade_file("em", str(source), out, GradeOptions())
-    assert summary == GradeSummary(pytest.approx(1 / 3), 3, {"ok": 2, "no_answer": 1})
+    assert summary == GradeSummary(pytest.approx(1 / 3), 3, {"ok": 2, "no_answer": 1, "outage": 1})

@@ -96,6 +96,26 @@ def test_cosines_are_rounded_before_they_are_compared():
         assert (find_classes(graph, MergeOptions())[2] == 1) == merged
 
 
+def test_few_pairs_among_many_states_are_rounded_before_they_are_compared():
+    # Twenty pairs, each in a plane of its own, by turns just similar enough and just not.
+    cosines = [0.9199996, 0.9199994] * 10
+    rows = np.zeros((41, 40))
+    for k, cosine in enumerate(cosines):
+        rows[2 * k + 1, 2 * k] = 1
+        rows[2 * k + 2, 2 * k : 2 * k + 2] = cosine, math.sqrt(1 - cosine**2)
+    graph = with_embeddings(grow(*[state(0, at=0)] * 40), rows)
+    merged = find_classes(graph, MergeOptions())[2::2] == np.arange(1, 41, 2)
+    assert merged.tolist() == [True, False] * 10
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e15, 1e30])
+def test_the_length_of_an_embedding_does_not_count(scale):
+    rows = np.array([[1, 0], [1, 1], [1, 1], [1, 0]]) * np.array([[1], [1], [scale], [scale]])
+    graph = with_embeddings(grow(*[state(0)] * 3), rows.astype(np.float32))
+    assert find_classes(graph, MergeOptions()).tolist() == [0, 1, 1, 3]
+    assert edge_similarity(graph) == pytest.approx([0, 0.5**0.5, 0.5**0.5, 1])
+
+
 def test_numbers_whose_squares_are_none_have_cosines_all_the_same():
     # At 0 degrees the root, 1 and 2 at 45, 3 at 90 and its child 4 at 60.
     huge, tiny = 1e200, 1e-200

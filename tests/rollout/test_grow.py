@@ -181,6 +181,14 @@ def test_every_continuation_has_a_seed_of_its_own_and_another_step_has_others() 
     assert not set(first.seeds) & set(second.seeds)
 
 
+def test_what_is_continued_in_several_layers_has_other_seeds_in_each() -> None:
+    for method in (Grpo(4), GraphPO(schedule=(4, 2, 2))):
+        walk = Walk()
+        rollouts = grow(method, one=grower(walk), budget=Budget(tokens=90))
+        assert max(children(rollout)[0] for rollout in rollouts) > 4
+        assert len(set(walk.seeds)) == len(walk.seeds) == 4 * 90
+
+
 def test_a_budget_of_tokens_is_spent_to_the_token() -> None:
     for method in (GraphPO(schedule=(4, 2, 2, 2)), tree((3, 3)), Grpo(4)):
         for tokens in (1, 3, 10, 57):
@@ -456,6 +464,22 @@ def test_one_score_is_not_that_of_several_steps() -> None:
 
     with pytest.raises(RewardError, match=r"returned \[0.5\] for [2-9]\d* steps"):
         scored(Scorer(), "edges")
+
+
+@pytest.mark.parametrize("steps", ["response", "edges"])
+def test_the_steps_that_are_scored_are_the_policy_s_own_words(
+    steps: Literal["response", "edges"],
+) -> None:
+    class Scorer:
+        def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
+            heard.extend(responses)
+            return [[0.5] * len(response.steps) for response in responses]
+
+    heard: list[SteppedResponse] = []
+    (rollout,) = scored(Scorer(), steps)
+    for response, leaf in zip(heard, rollout.graph.terminals.tolist(), strict=True):
+        said = tuple(chr(10 + rollout.states[v].memory) for v in rollout.graph.path(leaf))
+        assert response.steps == (said if steps == "edges" else ("",))
 
 
 def scored(scorer: StepScorer, steps: Literal["response", "edges"]) -> list[Rollout]:
