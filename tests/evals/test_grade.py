@@ -262,6 +262,23 @@ def test_a_judge_that_is_not_there_ends_it_and_writes_nothing(tmp_path: Path) ->
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_judge_that_could_not_be_asked_about_one_grades_the_others(tmp_path: Path) -> None:
+    said = answer({"choices": [{"message": {"role": "assistant", "content": "correct"}}]})
+
+    def judged(before: int, request: Any) -> Any:
+        return answer({}, status=400) if "fir" in str(request.json()) else said
+
+    rows = [
+        {"id": n, "question": "which?", "gold": "oak", "response": f"<answer>{text}</answer>"}
+        for n, text in enumerate(["oak", "fir", "elm"])
+    ]
+    with serving(judged) as server:
+        options = GradeOptions(judge_url=server.url, judge_model="m")
+        found = graded(tmp_path, "judge", *rows, options=options)
+    assert [row["score"] for row in found] == [1.0, None, 1.0]
+    assert [row["status"] for row in found] == ["ok", "error", "ok"]
+
+
 def test_a_summary_of_all_grades(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
     lost = {**ROW, "outages": 1, "reward": None}

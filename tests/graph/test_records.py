@@ -81,6 +81,11 @@ def test_a_grown_graph_is_written_and_read(tmp_path):
     assert again.num_trained.tolist() == [0, 1, 1]
 
 
+def test_a_node_that_is_added_has_an_id_of_its_own():
+    grown = parse_graph(json.dumps(GOOD)).append([NewNode(1, (5,), (1,), (-1.0,), False, None)])
+    assert grown.node_ids.tolist() == [0, 3, 7, 8]
+
+
 def test_a_byte_order_mark_says_nothing(tmp_path):
     lines = [json.dumps({**GOOD, "id": name}) for name in ("first", "second")]
     (tmp_path / "graphs.jsonl").write_text("\n".join(lines), encoding="utf-8-sig")

@@ -8,7 +8,7 @@ import pytest
 
 from graphpo_agent.errors import ConfigError, GraphError
 from graphpo_agent.graph.advantages import correctness_advantage, z_scores
-from graphpo_agent.graph.budget import Ledger, allocate, branching_at, check_schedule
+from graphpo_agent.graph.budget import Budget, Ledger, allocate, branching_at, check_schedule
 from graphpo_agent.graph.credit import CreditOptions, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, edge_similarity, find_classes, novelty
 from graphpo_agent.graph.new_node import NewNode
@@ -437,3 +437,27 @@ def test_of_equal_states_the_one_with_the_shortest_whole_path_represents_them():
         graph, classes, np.array([3, 4]), 4, 0, options=MergeOptions(), reallocate="none"
     )
     assert budget.continuations.tolist() == [2, 4]
+
+
+def test_of_equal_states_the_shallower_represents_them_however_long_its_edges():
+    graph = grow(state(0), state(0, "s", tokens=9), state(1, "s"))
+    budget = allocate(
+        graph,
+        find_classes(graph, MergeOptions()),
+        np.array([2, 3]),
+        4,
+        0,
+        options=MergeOptions(),
+        reallocate="none",
+    )
+    assert budget.continuations.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("spent", "edges", "limit"),
+    [(0, 2, None), (2, 2, None), (3, 1, None), (6, 1, None), (7, 1, 3), (9, 1, 1), (10, 0, 0)],
+)
+def test_what_can_surely_be_paid_for(spent, edges, limit):
+    ledger = Ledger(generated_tokens=spent)
+    assert Budget(tokens=10).affordable(ledger, 4) == (edges, limit)
+    assert Budget().affordable(ledger, 4) == (None, None)

@@ -1,6 +1,7 @@
 import json
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.rollout.agent import TurnExpander
-from graphpo_agent.rollout.agent_memory import AgentMemory
+from graphpo_agent.rollout.agent_memory import AgentMemory, recall, recalled
 from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
 from graphpo_agent.rollout.dialects.base import InvalidAction
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
@@ -309,6 +310,14 @@ def test_a_path_goes_on_behind_a_prefix_as_if_it_had_not_been_left(turn):
     short = make(max_response_tokens=len(token_ids))
     with pytest.raises(DataError, match="max_prefix_tokens"):
         short.start(policy, TASK, Prefix(token_ids, memory))
+
+
+def test_what_is_recalled_of_a_state_is_all_that_it_remembers():
+    policy = ScriptedPolicy(turns())
+    root = make().start(policy, TASK)
+    memory = AgentMemory(("a", "b"), (KARO, LITA), 2, 1, ("4", "9"))
+    left = replace(root, depth=2, response="a\nb", outages=3, memory=memory)
+    assert recalled(root, json.loads(json.dumps(recall(left)))) == left
 
 
 def test_siblings_of_one_state_do_not_touch_each_other():
