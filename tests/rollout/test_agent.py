@@ -312,6 +312,13 @@ def test_a_path_goes_on_behind_a_prefix_as_if_it_had_not_been_left(turn):
         short.start(policy, TASK, Prefix(token_ids, memory))
 
 
+def test_a_document_is_remembered_as_it_was_first_found():
+    later = Document(KARO.id, '"Karo Venn"\nrival : Ola Brand')
+    tool = Library({"Karo": (KARO,), "Lita": (later, LITA)})
+    _, steps = walk(make(tool), ScriptedPolicy(turns(SEARCH_KARO, SEARCH_LITA, ANSWER)))
+    assert steps[-1].state.memory.documents_found == (KARO, LITA)
+
+
 def test_what_is_recalled_of_a_state_is_all_that_it_remembers():
     policy = ScriptedPolicy(turns())
     root = make().start(policy, TASK)
