@@ -45,14 +45,20 @@ def measured(
     rewards,
     options=CalibrateOptions(reference="right"),  # noqa: B008
     others=None,
+    weights=None,
 ):
-    """The calibration of two equal fans, every pair in the sample; ``others``: of the second."""
+    """The calibration of two equal fans, every pair in the sample; ``others``: of the second.
+
+    ``weights``: of the merged pairs instead of 1.
+    """
     choices = {name: [fan("a", own), fan("b", own)] for name, own in keys.items()}
     graphs = choices["right"]
     pairs = candidate_pairs(graphs, [~graph.terminal for graph in graphs], MERGING)
     merges = {name: merge_at(each, pairs, MERGING, [0.5, 0.92]) for name, each in choices.items()}
     rng = np.random.default_rng(0)
     random_sample, samples = plan_samples(merges, pairs, 1000, rng)
+    if weights is not None:
+        samples = {name: replace(each, weights=weights) for name, each in samples.items()}
     rows = np.full((18, 4), np.nan)
     rows[[1, 2, 3, 4, 10, 11, 12, 13]] = [*rewards, *(others or rewards)]
     return calibrate_choices(
@@ -136,6 +142,21 @@ def test_a_spread_that_noise_takes_below_0_is_bounded_from_0():
     # In merged pairs −1/8, in others 1/4 less that.
     assert row.spread == pytest.approx((-1 / 8) / ((4 / 8 - 2 / 8) / 6))
     assert row.spread_upper == 0.0 and row.difference == 0.0
+
+
+def test_a_pair_counts_as_often_as_it_stands_for_others():
+    rewards = [[1.0] * 4, [1.0] * 4, [0.0] * 4, [1.0] * 4]  # merged pairs: 0, 1, 0, 1
+    (row,) = (
+        measured({"right": "aabb"}, rewards, weights=np.array([3.0, 1, 3, 1])).choices["right"].rows
+    )
+    assert row.difference == pytest.approx(0.5) and row.spread == pytest.approx(0.25 / (3 / 6))
+
+
+def test_states_without_a_key_are_not_known_to_be_the_same():
+    graphs = [fan("a", ["a", None, None, "a"])]  # type: ignore[arg-type]
+    pairs = candidate_pairs(graphs, [~graphs[0].terminal], MERGING)
+    same = equal_keys(graphs, pairs)
+    assert [(pairs.i[k], pairs.j[k]) for k in np.flatnonzero(same)] == [(1, 4)]
 
 
 def test_a_graph_without_evidence_is_not_counted():
