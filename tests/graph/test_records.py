@@ -321,3 +321,10 @@ def test_malformed_files(tmp_path):
         list(read_graphs(tmp_path / "nowhere.jsonl"))
     with pytest.raises(GraphError, match="Is a directory"):
         list(read_graphs(tmp_path))
+
+
+def test_a_log_may_be_empty_and_its_last_line_unfinished(tmp_path):
+    file, line = tmp_path / "graphs.jsonl", json.dumps(GOOD)
+    for content, count in (("", 0), (line[:50], 0), (f"{line}\n", 1), (f"{line}\n{line}", 1)):
+        file.write_text(content)
+        assert len(list(read_graphs(file, log=True))) == count
