@@ -480,6 +480,10 @@ def test_the_steps_that_are_scored_are_the_policy_s_own_words(
     for response, leaf in zip(heard, rollout.graph.terminals.tolist(), strict=True):
         said = tuple(chr(10 + rollout.states[v].memory) for v in rollout.graph.path(leaf))
         assert response.steps == (said if steps == "edges" else ("",))
+    asked = np.zeros(rollout.graph.num_nodes, bool)
+    for leaf in rollout.graph.terminals.tolist():
+        asked[rollout.graph.path(leaf) if steps == "edges" else leaf] = True
+    assert np.array_equal(rollout.graph.step_scores, np.where(asked, 0.5, np.nan), equal_nan=True)
 
 
 def scored(scorer: StepScorer, steps: Literal["response", "edges"]) -> list[Rollout]:
