@@ -117,10 +117,9 @@ def merge_at(
     keys_only = all(graph.embeddings is None for graph in graphs)
     tried = [merging.threshold] if keys_only else thresholds
     classes = [find_classes_many(graphs, replace(merging, threshold=kappa)) for kappa in tried]
-    starts = join(graphs).starts.tolist()
     merged = np.zeros((len(tried), len(pairs.i)), np.bool_)
     for k, of_all in enumerate(classes):
-        label = np.concatenate([own + start for own, start in zip(of_all, starts, strict=False)])
+        label = np.concatenate(of_all)  # both nodes of a pair are of one graph
         merged[k] = label[pairs.i] == label[pairs.j]
     return ChoiceMerges((None,) if keys_only else tuple(thresholds), tuple(classes), merged)
 

@@ -40,16 +40,27 @@ def fan(name: str, keys: str) -> RolloutGraph:
     return RolloutGraph.root(name, token_ids=[1, 2]).append(states).append(ends)
 
 
-def measured(keys: dict[str, str], rewards, options=CalibrateOptions(reference="right")):  # noqa: B008
-    """The calibration of two equal fans, every pair in the sample."""
+def measured(
+    keys: dict[str, str],
+    rewards,
+    options=CalibrateOptions(reference="right"),  # noqa: B008
+    others=None,
+    weights=None,
+):
+    """The calibration of two equal fans, every pair in the sample; ``others``: of the second.
+
+    ``weights``: of the merged pairs instead of 1.
+    """
     choices = {name: [fan("a", own), fan("b", own)] for name, own in keys.items()}
     graphs = choices["right"]
     pairs = candidate_pairs(graphs, [~graph.terminal for graph in graphs], MERGING)
     merges = {name: merge_at(each, pairs, MERGING, [0.5, 0.92]) for name, each in choices.items()}
     rng = np.random.default_rng(0)
     random_sample, samples = plan_samples(merges, pairs, 1000, rng)
+    if weights is not None:
+        samples = {name: replace(each, weights=weights) for name, each in samples.items()}
     rows = np.full((18, 4), np.nan)
-    rows[[1, 2, 3, 4, 10, 11, 12, 13]] = [*rewards, *rewards]
+    rows[[1, 2, 3, 4, 10, 11, 12, 13]] = [*rewards, *(others or rewards)]
     return calibrate_choices(
         graphs,
         merges,
@@ -86,6 +97,15 @@ def test_right_and_wrong_keys_by_hand():
     assert found.choices["none"].recommended is None
 
 
+def test_a_threshold_is_recommended_for_what_is_sure_of_its_spread():
+    # Merged pairs differ by 0, 0, 0 and 1, all pairs by 7 times 1 in 12; one graph is 0, one 1.
+    unsure = [[1.0] * 4, [1.0] * 4, [0.0] * 4, [1.0] * 4]
+    options = CalibrateOptions(tolerance=0.5, reference="right")
+    found = measured({"right": "aabb"}, WORTH, options, others=unsure).choices["right"]
+    assert found.rows[0].spread == pytest.approx(3 / 7) and found.rows[0].spread_upper > 1
+    assert found.recommended is None
+
+
 def test_a_choice_is_tested_alike_whichever_others_there_are(monkeypatch):
     shuffles: list[float] = []
 
@@ -114,6 +134,29 @@ def test_noise_is_taken_out_of_the_errors_and_the_spread():
     assert np.isnan(found.choices["right"].rows[0].spread)
     assert found.choices["right"].recommended is None
     assert found.score_error == pytest.approx(0.25 - 1 / 12)
+
+
+def test_a_spread_that_noise_takes_below_0_is_bounded_from_0():
+    one, other = [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]  # means 3/4 and 1/4, of variance 1/16
+    (row,) = measured({"right": "aabb"}, [one, one, other, other]).choices["right"].rows
+    # In merged pairs −1/8, in others 1/4 less that.
+    assert row.spread == pytest.approx((-1 / 8) / ((4 / 8 - 2 / 8) / 6))
+    assert row.spread_upper == 0.0 and row.difference == 0.0
+
+
+def test_a_pair_counts_as_often_as_it_stands_for_others():
+    rewards = [[1.0] * 4, [1.0] * 4, [0.0] * 4, [1.0] * 4]  # merged pairs: 0, 1, 0, 1
+    (row,) = (
+        measured({"right": "aabb"}, rewards, weights=np.array([3.0, 1, 3, 1])).choices["right"].rows
+    )
+    assert row.difference == pytest.approx(0.5) and row.spread == pytest.approx(0.25 / (3 / 6))
+
+
+def test_states_without_a_key_are_not_known_to_be_the_same():
+    graphs = [fan("a", ["a", None, None, "a"])]  # type: ignore[arg-type]
+    pairs = candidate_pairs(graphs, [~graphs[0].terminal], MERGING)
+    same = equal_keys(graphs, pairs)
+    assert [(pairs.i[k], pairs.j[k]) for k in np.flatnonzero(same)] == [(1, 4)]
 
 
 def test_a_graph_without_evidence_is_not_counted():
@@ -283,7 +326,10 @@ def test_rewards_depend_on_seed_graph_and_node_only(world):
             lambda: finished.append(1),
         )
 
-    whole, part = sample(every), sample(few)
+    whole = sample(every)
+    seeds = [request.seed for request in policy.requests]
+    assert len(set(seeds)) == len(seeds) > 3 * sum(map(len, every))
+    part = sample(few)
     assert len(finished) == 3 * sum(map(len, every)) + 3 * sum(map(len, few))
     for g in range(2):
         np.testing.assert_array_equal(whole[g][few[g]], part[g][few[g]])

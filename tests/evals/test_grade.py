@@ -26,7 +26,7 @@ def graded(
 def test_exact_match_of_the_last_complete_answer(tmp_path: Path) -> None:
     rows = [
         ROW,
-        {**ROW, "id": 2, "gold": ["fir", "oak"]},
+        {**ROW, "id": 2, "gold": ["fir", "oak", "elm"]},
         {**ROW, "id": "c", "response": "<answer>fir</answer> oak <answer>oak</answer> <answer>fir"},
         {**ROW, "id": "d", "response": "<answer>oak</answer> </answer>"},
         {**ROW, "id": "e", "response": "<answer> fir <answer>oak</answer>"},
@@ -45,7 +45,7 @@ def test_exact_match_of_the_last_complete_answer(tmp_path: Path) -> None:
 
 def test_a_bare_response_is_the_answer(tmp_path: Path) -> None:
     bare = GradeOptions(bare=True)
-    row = {"id": "a", "response": " born 1987\n", "gold": ["1954", "1987"], "note": "mine"}
+    row = {"id": "a", "response": " born 1987\n", "gold": ["1954", "1987", "9"], "note": "mine"}
     (em,) = graded(tmp_path, "em", row, options=bare)
     (subem,) = graded(tmp_path, "subem", row, options=bare)
     (f1,) = graded(tmp_path, "f1", row, options=bare)
@@ -192,7 +192,7 @@ def test_options_that_a_kind_does_not_take(
 
 
 def test_gaia_s_rule_and_mathematics(tmp_path: Path) -> None:
-    row = {"id": "a", "response": "<answer>$ 1,234</answer>", "gold": ["x", "1234"]}
+    row = {"id": "a", "response": "<answer>$ 1,234</answer>", "gold": ["x", "1234", "y"]}
     (gaia,) = graded(tmp_path, "gaia", row)
     assert (gaia["score"], gaia["status"], gaia["detail"]) == (1.0, "ok", {"gold": "1234"})
     rows = [
@@ -262,9 +262,27 @@ def test_a_judge_that_is_not_there_ends_it_and_writes_nothing(tmp_path: Path) ->
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_judge_that_could_not_be_asked_about_one_grades_the_others(tmp_path: Path) -> None:
+    said = answer({"choices": [{"message": {"role": "assistant", "content": "correct"}}]})
+
+    def judged(before: int, request: Any) -> Any:
+        return answer({}, status=400) if "fir" in str(request.json()) else said
+
+    rows = [
+        {"id": n, "question": "which?", "gold": "oak", "response": f"<answer>{text}</answer>"}
+        for n, text in enumerate(["oak", "fir", "elm"])
+    ]
+    with serving(judged) as server:
+        options = GradeOptions(judge_url=server.url, judge_model="m")
+        found = graded(tmp_path, "judge", *rows, options=options)
+    assert [row["score"] for row in found] == [1.0, None, 1.0]
+    assert [row["status"] for row in found] == ["ok", "error", "ok"]
+
+
 def test_a_summary_of_all_grades(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
-    rows = [ROW, {**ROW, "response": "oak"}, {**ROW, "gold": "fir"}]
+    lost = {**ROW, "outages": 1, "reward": None}
+    rows = [ROW, {**ROW, "response": "oak"}, lost, {**ROW, "gold": "fir"}]
     source.write_text("\n".join(json.dumps(row) for row in rows))
     summary = grade_file("em", str(source), out, GradeOptions())
-    assert summary == GradeSummary(pytest.approx(1 / 3), 3, {"ok": 2, "no_answer": 1})
+    assert summary == GradeSummary(pytest.approx(1 / 3), 3, {"ok": 2, "no_answer": 1, "outage": 1})

@@ -17,13 +17,22 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 from .strategies import graph_of, records
 
-FIELDS = ("node_ids", "parent", "depth", "terminal", "reward", "has_embedding", "tree")
+FIELDS = (
+    "node_ids",
+    "parent",
+    "depth",
+    "terminal",
+    "reward",
+    "has_embedding",
+    "step_scores",
+    "tree",
+)
 TOKEN_FIELDS = ("offsets", "token_ids", "loss_mask", "logprobs", "has_tokens", "num_tokens")
 
 
 def assert_equal_graphs(a, b):
     assert (a.id, a.keys, a.states) == (b.id, b.keys, b.states)
-    for field in (*FIELDS, *TOKEN_FIELDS, "num_trained", "embeddings", "given_classes"):
+    for field in (*FIELDS, *TOKEN_FIELDS, "tree", "num_trained", "embeddings", "given_classes"):
         x, y = getattr(a, field), getattr(b, field)
         assert (x is None) == (y is None), field
         if x is not None:
@@ -49,6 +58,8 @@ def test_round_trip(record, seed):
         if kind in (2, 3):
             node["loss_mask"] = rng.integers(0, 2, length).tolist()
         node["class"] = int(rng.integers(3))
+        if kind > 1:
+            node["step_score"] = float(rng.integers(3)) / 2
     graph = graph_of(record)
     again = parse_graph(graph_to_json(graph, graph.given_classes))
     assert_equal_graphs(graph, again)
@@ -68,6 +79,11 @@ def test_a_grown_graph_is_written_and_read(tmp_path):
     (again,) = read_graphs(file)
     assert_equal_graphs(graph, again)
     assert again.num_trained.tolist() == [0, 1, 1]
+
+
+def test_a_node_that_is_added_has_an_id_of_its_own():
+    grown = parse_graph(json.dumps(GOOD)).append([NewNode(1, (5,), (1,), (-1.0,), False, None)])
+    assert grown.node_ids.tolist() == [0, 3, 7, 8]
 
 
 def test_a_byte_order_mark_says_nothing(tmp_path):
@@ -178,6 +194,9 @@ MALFORMED = {
     "reward text": (changed(2, reward="1"), "node 7: reward '1' is not a number"),
     "reward missing": (changed(2, reward=None), "node 7: terminal without a reward"),
     "reward early": (changed(1, reward=0.0), "node 3: reward on a node that is not terminal"),
+    "step score above": (changed(2, step_score=1.2), "node 7: step_score 1.2 is outside [0, 1]"),
+    "step score below": (changed(1, step_score=-0.1), "node 3: step_score -0.1 is outside [0, 1]"),
+    "step score text": (changed(2, step_score="1"), "node 7: step_score is not a list of numbers"),
     "NaN": (json.dumps(changed(2, reward=float("nan"))), "NaN is not a number in JSON"),
     "Infinity": (
         json.dumps(changed(1, embedding=[0.0, float("inf")])),
@@ -302,3 +321,10 @@ def test_malformed_files(tmp_path):
         list(read_graphs(tmp_path / "nowhere.jsonl"))
     with pytest.raises(GraphError, match="Is a directory"):
         list(read_graphs(tmp_path))
+
+
+def test_a_log_may_be_empty_and_its_last_line_unfinished(tmp_path):
+    file, line = tmp_path / "graphs.jsonl", json.dumps(GOOD)
+    for content, count in (("", 0), (line[:50], 0), (f"{line}\n", 1), (f"{line}\n{line}", 1)):
+        file.write_text(content)
+        assert len(list(read_graphs(file, log=True))) == count

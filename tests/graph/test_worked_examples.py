@@ -8,7 +8,7 @@ import pytest
 
 from graphpo_agent.errors import ConfigError, GraphError
 from graphpo_agent.graph.advantages import correctness_advantage, z_scores
-from graphpo_agent.graph.budget import Ledger, allocate, branching_at, check_schedule
+from graphpo_agent.graph.budget import Budget, Ledger, allocate, branching_at, check_schedule
 from graphpo_agent.graph.credit import CreditOptions, graph_credit, graph_credits
 from graphpo_agent.graph.equivalence import MergeOptions, edge_similarity, find_classes, novelty
 from graphpo_agent.graph.new_node import NewNode
@@ -85,15 +85,6 @@ def test_a_union_puts_whole_branches_above_each_other():
     )
     expected = [0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 10, 7]
     assert find_classes(graph, MergeOptions()).tolist() == expected
-
-
-def test_cosines_are_rounded_before_they_are_compared():
-    # cos = 0.9199996 rounds to 0.92 and merges; 0.9199994 rounds to 0.919999 and does not.
-    for cosine, merged in ((0.9199996, True), (0.9199994, False)):
-        graph = grow(state(0, at=0), state(0, at=math.degrees(math.acos(cosine))))
-        exact = np.array([[1, 0], [1, 0], [cosine, math.sqrt(1 - cosine**2)]])
-        graph = with_embeddings(graph, exact)
-        assert (find_classes(graph, MergeOptions())[2] == 1) == merged
 
 
 def with_embeddings(graph, rows):
@@ -387,3 +378,27 @@ def test_of_equal_states_the_one_with_the_shortest_whole_path_represents_them():
         graph, classes, np.array([3, 4]), 4, 0, options=MergeOptions(), reallocate="none"
     )
     assert budget.continuations.tolist() == [2, 4]
+
+
+def test_of_equal_states_the_shallower_represents_them_however_long_its_edges():
+    graph = grow(state(0), state(0, "s", tokens=9), state(1, "s"))
+    budget = allocate(
+        graph,
+        find_classes(graph, MergeOptions()),
+        np.array([2, 3]),
+        4,
+        0,
+        options=MergeOptions(),
+        reallocate="none",
+    )
+    assert budget.continuations.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("spent", "edges", "limit"),
+    [(0, 2, None), (2, 2, None), (3, 1, None), (6, 1, None), (7, 1, 3), (9, 1, 1), (10, 0, 0)],
+)
+def test_what_can_surely_be_paid_for(spent, edges, limit):
+    ledger = Ledger(generated_tokens=spent)
+    assert Budget(tokens=10).affordable(ledger, 4) == (edges, limit)
+    assert Budget().affordable(ledger, 4) == (None, None)

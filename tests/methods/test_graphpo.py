@@ -102,6 +102,17 @@ def test_the_shortest_active_state_represents_its_class_whatever_its_layer(
     assert plan.saved == sum(4 - count for count in counts.values())
 
 
+def test_what_states_of_several_layers_save_adds_up():
+    # 2 is the state of 1, and 5, one edge deeper, that of 4.
+    graph = RolloutGraph.root("g", token_ids=[1])
+    for parent, key in ((0, "a"), (0, "a"), (0, "x"), (3, "b"), (3, "b")):
+        graph = graph.append([NewNode(parent, (7,), (1,), (-1.0,), False, None, key=key)])
+    one = replace(growth(graph), active=np.array([1, 2, 4, 5]), memory=0)
+    plan = GraphPO(schedule=(3, 4, 6)).plan(one)
+    assert {branch.node: branch.count for branch in plan.branches} == {1: 6, 2: 2, 4: 9, 5: 3}
+    assert (plan.saved, plan.reallocated, plan.memory) == (5, 5, 0)
+
+
 def test_graphpo_s_waves_continue_merged_states():
     graph = RolloutGraph.root("g", token_ids=[1])
     for v in range(1, GRAPH.num_nodes):

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError, GraphError
+from graphpo_agent.graph.samples import to_path_rows
 from graphpo_agent.methods.grpo import Grpo
+from graphpo_agent.methods.method import training_sample
 from graphpo_agent.methods.prm import Prm
 from tests.graph.strategies import graph_of, random_record
 from tests.methods.growing import World, ends_at, grow
@@ -65,6 +67,24 @@ def test_a_trajectory_without_its_scores_is_in_no_group():
     assert by_edges.rows is not None and by_edges.rows.tolist() == [1, 2]
     h = 0.5**0.5
     assert by_edges.advantages[0, 1:] == pytest.approx([h, -h, 0, 0, 0], abs=1e-5)
+
+
+def test_a_trajectory_without_its_score_is_no_row_and_the_others_keep_their_advantages():
+
+    graph = graph_from(
+        [None, 0, 0, 0],
+        [None, 1.0, 1.0, 0.0],
+        step_score=[None, None, 0.9, 0.3],
+        tokens=[[1], [5], [6], [7]],
+        logprobs=[[0.0], *[[-0.5]] * 3],
+    )
+    rows = to_path_rows(training_sample(graph, credit_of(Prm(), graph)))
+    assert [row.token_ids.tolist() for row in rows] == [[1, 6], [1, 7]]
+    h = 0.5**0.5
+    assert [row.advantages[0].tolist() for row in rows] == [
+        pytest.approx([0, h], abs=1e-5),
+        pytest.approx([0, -h], abs=1e-5),
+    ]
 
 
 def test_early_stopped_paths_count_nowhere():

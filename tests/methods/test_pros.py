@@ -81,6 +81,7 @@ def by_quadrature(question, prefixes, mu, tau, sigma):
         ((3.0, 8.0), [(8.0, 8.0), (0.0, 0.0), (1.5, 6.4)], 0.0, 1.5, 0.3),
         ((0.0, 16.0), [(4.0, 8.0)], 0.0, 1.5, 1.0),
         ((0.0, 0.0), [(7.0, 8.0), (7.0, 8.0)], -1.0, 0.7, 0.5),
+        ((1.0, 3.0), [(0.0, 0.0)], -2.0, 3.0, 0.3),
     ],
 )
 def test_gibbs_sampling_finds_the_posterior(question, prefixes, mu, tau, sigma):

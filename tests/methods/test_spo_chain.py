@@ -261,6 +261,9 @@ def test_chains_that_fill_a_budget_are_cut_too_but_the_prompt_once() -> None:
     with_rollouts = {int(graph.parent[v]) for v in np.flatnonzero(graph.num_trained == 0) if v}
     cut = [bool(with_rollouts & set(graph.path(v))) for v in ends.tolist()]
     assert sum(cut) > 2
+    estimate = (graph.num_trained == 0) & (graph.parent >= 0)
+    begun = np.flatnonzero(estimate & ~estimate[graph.parent])
+    assert np.bincount(graph.parent[begun]).max() == 3  # a place is never asked again
 
 
 def test_nothing_to_cut_goes_to_chains() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from statistics import mean, stdev
 
 import numpy as np
@@ -14,10 +15,12 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.records import parse_graph
 from graphpo_agent.graph.rollout_graph import default_trees
 from graphpo_agent.methods.tree_grpo import TreeGrpo
+from graphpo_agent.methods.treerl import TreeRL
 from tests.graph.oracle import Graph
 from tests.graph.strategies import graph_of
 from tests.methods.growing import World, ends_at, grow
 from tests.methods.shapes import credit_of, forests, graph_from, record_from, trajectory_advantages
+from tests.methods.test_waves import growth as growth_of
 
 # compute_advantage(data, "tree") of AMAP-ML/Tree-GRPO at 90b1709 (verl/trainer/ppo/
 # ray_trainer_ts.py), run on all these prompts as one batch: rewards by tree, advantages by tree.
@@ -218,3 +221,16 @@ def test_the_structure_s_own_paths_grow_together_where_no_budget_limits_them():
             assert [b.node for b in plan.branches] == growth.active.tolist() and not plan.waiting
             expanded += growth.memory
     assert expanded
+
+
+@pytest.mark.parametrize(
+    "method", [TreeGrpo(trees=2, expansions=2, rounds=1), TreeRL(trees=2, forks=1, rounds=1)]
+)
+def test_the_chains_that_use_up_a_budget_are_a_round_of_their_own(method):
+    structure = graph_from([None, 0, 0], [None, 1.0, 0.0])
+    begun = method.plan(replace(growth_of(structure, tokens=8), memory=1))
+    assert [(branch.node, branch.count) for branch in begun.branches] == [(0, 2)]
+    # One of them goes on, and a new one begins beside it.
+    one = growth_of(graph_from([None, 0, 0, 0], [None, 1.0, 0.0, None]), tokens=18)
+    going = method.plan(replace(one, active=np.array([3]), memory=begun.memory))
+    assert [(branch.node, branch.count) for branch in going.branches] == [(3, 1), (0, 2)]

@@ -86,6 +86,13 @@ def test_fewer_than_two_answers_train_nothing(rewards: list[float]) -> None:
     assert credit.rows is not None and not len(credit.rows) and not credit.has_signal
 
 
+@pytest.mark.parametrize("weighting", ["sqrt", "uniform", "paper"])
+def test_a_lone_answer_has_nothing_to_be_compared_with(weighting: str) -> None:
+    credit = credit_of(edges((0, None), (1, 1.0), (0, None)), weighting=weighting)
+    assert np.isnan(credit.advantages).all() and np.isnan(credit.columns["score"]).all()
+    assert credit.rows is not None and not len(credit.rows)
+
+
 def test_all_answers_alike_have_no_signal() -> None:
     assert not credit_of(edges((0, None), (1, 1.0), (1, 1.0), (0, 1.0))).has_signal
 

@@ -10,6 +10,7 @@ from graphpo_agent.errors import ConfigError, QuotaError
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore
+from graphpo_agent.rewards import judge as judge_module
 from graphpo_agent.rewards.judge import Judge, judge_messages, parse_verdict
 from graphpo_agent.types import Outcome, Task
 from tests.net.servers import always, answer, in_turn, serving
@@ -236,6 +237,16 @@ def test_equal_answers_to_one_question_are_judged_once_in_any_thread():
     assert len(server.requests) == 3
     assert sorted(rewards) == [0.0] * 8 + [1.0] * 16
     assert judge.counts == counted(correct=16, incorrect=8)
+
+
+def test_the_oldest_verdicts_are_forgotten(monkeypatch):
+    monkeypatch.setattr(judge_module, "_REMEMBERED", 2)
+    with serving(year_judge) as server:
+        judge = Judge(OpenAIChat(server.url, "m"))
+        for text in ("1987", "1978", "1979", "1979", "1978", "1987"):
+            assert judge(TASK, outcome(text)) == float(text == "1987")
+    asked = [case_of(request)["given_answer"] for request in server.requests]
+    assert asked == ["1987", "1978", "1979", "1987"]
 
 
 def test_recorded_verdicts_need_no_judge(tmp_path):

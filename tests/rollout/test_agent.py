@@ -1,6 +1,7 @@
 import json
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.rollout.agent import TurnExpander
-from graphpo_agent.rollout.agent_memory import AgentMemory
+from graphpo_agent.rollout.agent_memory import AgentMemory, recall, recalled
 from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
 from graphpo_agent.rollout.dialects.base import InvalidAction
 from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
@@ -175,6 +176,20 @@ def test_answer_in_the_last_turn_counts():
     assert steps[-1].status == "answered" and steps[-1].state.answer == "1987"
 
 
+@pytest.mark.parametrize(
+    ("max_response_tokens", "edge", "path"), [(4000, 400, 1600), (1000, 400, 1000), (90, 90, 90)]
+)
+def test_what_a_turn_and_a_path_can_cost_at_most(max_response_tokens, edge, path):
+    expander = make(max_response_tokens=max_response_tokens)
+    assert (expander.edge_tokens, expander.path_tokens) == (edge, path)
+    policy = ScriptedPolicy(turns(SEARCH_KARO))
+    root = expander.start(policy, TASK)
+    assert expander.tokens_left(policy, root) == path
+    if max_response_tokens == 4000:
+        (step,) = expand(expander, policy, [root], [0], SAMPLING)
+        assert expander.tokens_left(policy, step.state) == 1200
+
+
 def test_response_limit_inside_a_turn_ends_the_path():
     tool = Library(SHELVES)
     limit = len(SEARCH_KARO)
@@ -182,6 +197,30 @@ def test_response_limit_inside_a_turn_ends_the_path():
     assert (steps[0].terminal, steps[0].status, tool.batches) == (True, "out_of_length", [])
     _, steps = walk(make(max_response_tokens=limit - 1), ScriptedPolicy(turns(SEARCH_KARO)))
     assert steps[0].token_ids == SEARCH_KARO[:-1] and steps[0].status == "out_of_length"
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [(None, "out_of_length"), (31, "out_of_length"), (30, "out_of_length"), (29, "out_of_budget")],
+)
+def test_a_turn_that_the_response_ends_as_early_as_the_budget_is_out_of_length(limit, status):
+    policy = ScriptedPolicy(turns(bytes_of("x" * 50)))
+    expander = make(max_response_tokens=30)
+    root = expander.start(policy, TASK)
+    scheduler = PolicyScheduler(policy, overlap=False)
+    ((step,),) = scheduler.run([expander.expand(scheduler, [root], [0], SAMPLING, limit)])
+    assert (step.status, step.terminal) == (status, True)
+    assert len(step.token_ids) == min(30, limit or 30)
+
+
+def test_an_answer_on_the_last_token_of_the_budget_counts():
+    policy = ScriptedPolicy(turns(ANSWER))
+    expander = make()
+    root = expander.start(policy, TASK)
+    scheduler = PolicyScheduler(policy, overlap=False)
+    work = expander.expand(scheduler, [root], [0], SAMPLING, len(ANSWER))
+    ((step,),) = scheduler.run([work])
+    assert (step.status, step.state.answer) == ("answered", "1987")
 
 
 def test_answer_on_the_last_token_of_the_response_limit_counts():
@@ -271,6 +310,21 @@ def test_a_path_goes_on_behind_a_prefix_as_if_it_had_not_been_left(turn):
     short = make(max_response_tokens=len(token_ids))
     with pytest.raises(DataError, match="max_prefix_tokens"):
         short.start(policy, TASK, Prefix(token_ids, memory))
+
+
+def test_a_document_is_remembered_as_it_was_first_found():
+    later = Document(KARO.id, '"Karo Venn"\nrival : Ola Brand')
+    tool = Library({"Karo": (KARO,), "Lita": (later, LITA)})
+    _, steps = walk(make(tool), ScriptedPolicy(turns(SEARCH_KARO, SEARCH_LITA, ANSWER)))
+    assert steps[-1].state.memory.documents_found == (KARO, LITA)
+
+
+def test_what_is_recalled_of_a_state_is_all_that_it_remembers():
+    policy = ScriptedPolicy(turns())
+    root = make().start(policy, TASK)
+    memory = AgentMemory(("a", "b"), (KARO, LITA), 2, 1, ("4", "9"))
+    left = replace(root, depth=2, response="a\nb", outages=3, memory=memory)
+    assert recalled(root, json.loads(json.dumps(recall(left)))) == left
 
 
 def test_siblings_of_one_state_do_not_touch_each_other():

@@ -155,3 +155,10 @@ def test_a_node_whose_own_edge_is_cut_too_is_continued_at_its_end():
 def test_a_seed_belongs_to_the_id_of_a_node():
     found = continuations(mixed(), [Branch(1, 2), Branch(1)], (5, "t"))
     assert [one.seed for one in found] == [derive_seed(5, "t", 30, i) for i in range(3)]
+
+
+def test_seeds_are_told_apart_by_each_of_their_parts():
+    places = [(0, 3, 1, 11), (0, 3, 11, 1), (0, 3, 111), (0, 31, 11), (3, 0, 1, 11), (0, 3, 1, 12)]
+    assert len({derive_seed(*parts) for parts in places}) == len(places)
+    # Of another one no run could be repeated.
+    assert derive_seed(0, 3, "kb-1f0c", 2, 7, 1) == 4266704041524303160

@@ -53,6 +53,15 @@ def test_case_and_spacing_do_not_count_but_one_number_does():
     assert abs(cosine(embedder, "the mentor is known", "born in 1987?")) < 0.5
 
 
+def test_texts_with_nothing_in_common_are_far_apart_where_buckets_are_few():
+    rng = np.random.default_rng(0)
+    texts = [
+        "".join(chr(x) for x in rng.integers(97 + 13 * half, 110 + 13 * half, 400))
+        for half in (0, 1)
+    ]
+    assert abs(cosine(HashingEmbedder(dimension=64), *texts)) < 0.5
+
+
 def test_vectors_do_not_depend_on_the_process():
     program = (
         "from graphpo_agent.rollout.embed import HashingEmbedder;"

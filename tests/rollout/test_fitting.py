@@ -21,6 +21,10 @@ def test_tasks_without_room_are_told_apart_and_the_others_measured():
     assert "'t7'" in fitting.reasons[7] and "'t907'" in fitting.reasons[907]
     shortest = len(TOKENIZER.render([{"role": "user", "content": "q" * 10}]))
     assert fitting.prompt_tokens == shortest + 1, "on average, rounded up"
+    assert (
+        fitting_tasks(EXPANDER, Prompts(TOKENIZER, 100), tasks_of(200, 10, 200)).prompt_tokens
+        == shortest
+    )
     nothing = fitting_tasks(EXPANDER, Prompts(TOKENIZER, 3), tasks)
     assert len(nothing.reasons) == 1000 and nothing.prompt_tokens == 0
 

@@ -2,11 +2,17 @@
 
 import json
 import signal
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from graphpo_agent.cli import main
+from graphpo_agent.partial_output import PartialOutput, partial_path
+from graphpo_agent.rollout.graph_file import GraphFile
+from graphpo_agent.rollout.outages import Outages
+from graphpo_agent.types import Task
 from tests.worlds import run_arguments, start_command, stopped, stopped_scorer
 
 
@@ -93,3 +99,24 @@ def test_tasks_that_met_an_outage_are_grown_again(
     ends = [node for graph in graphs for node in graph["nodes"] if node["terminal"]]
     assert ends and all(node["reward"] is not None for node in ends)
     assert all("step_score" in node for node in ends) == bool(method)
+
+
+@pytest.mark.parametrize(
+    ("met", "kept"),
+    [
+        ({}, True),
+        ({"trajectories": 4, "tool_calls": 3}, True),
+        ({"trajectories": 4, "left_out": 1}, False),
+        ({"trajectories": 4, "tool_calls": 3, "failed_calls": 1, "told": "down"}, False),
+    ],
+)
+def test_a_graph_that_met_an_outage_is_not_kept(
+    met: dict[str, Any], kept: bool, tmp_path: Path
+) -> None:
+    out, tasks = tmp_path / "graphs.jsonl", [Task("a", "?", ()), Task("b", "?", ())]
+    row = {"task": "a", "outages": asdict(Outages(**met)), "graph": "{}"}
+    partial_path(out).touch()
+    PartialOutput(out, {"seed": 0}).add(row)
+    file = GraphFile(PartialOutput(out, {"seed": 0}), tasks)
+    assert [task.id for task in file.missing] == (["b"] if kept else ["a", "b"])
+    assert file.outages == (Outages(**met) if kept else Outages())

@@ -17,6 +17,7 @@ from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.tree import tree
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import StepScorer
+from graphpo_agent.rollout import grow as grow_module
 from graphpo_agent.rollout.grow import UNLIMITED, Grower, Rollout
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.rollout.summarize import KeyDescriber
@@ -180,6 +181,14 @@ def test_every_continuation_has_a_seed_of_its_own_and_another_step_has_others() 
     assert not set(first.seeds) & set(second.seeds)
 
 
+def test_what_is_continued_in_several_layers_has_other_seeds_in_each() -> None:
+    for method in (Grpo(4), GraphPO(schedule=(4, 2, 2))):
+        walk = Walk()
+        rollouts = grow(method, one=grower(walk), budget=Budget(tokens=90))
+        assert max(children(rollout)[0] for rollout in rollouts) > 4
+        assert len(set(walk.seeds)) == len(walk.seeds) == 4 * 90
+
+
 def test_a_budget_of_tokens_is_spent_to_the_token() -> None:
     for method in (GraphPO(schedule=(4, 2, 2, 2)), tree((3, 3)), Grpo(4)):
         for tokens in (1, 3, 10, 57):
@@ -328,6 +337,20 @@ def test_the_ledger_is_the_sum_of_the_edges() -> None:
         assert ledger.prefilled_tokens == 3 + 2 * goes_on
 
 
+def test_a_call_that_met_an_outage_is_booked_where_it_was_made() -> None:
+    class Down(Walk):
+        """Every second call is answered from what is known, every one by an outage."""
+
+        def _step(self, state: PathState, seed: int) -> Step:
+            step = super()._step(state, seed)
+            return replace(step, status="tool_outage", tool_calls=step.state.depth % 2)
+
+    for rollout in grow(Grpo(4), one=grower(Down())):
+        made = np.count_nonzero(rollout.graph.depth % 2)
+        assert made < rollout.graph.num_edges
+        assert rollout.ledger.failed_calls == rollout.ledger.tool_calls == made
+
+
 def test_states_are_not_described_where_no_method_looks() -> None:
     class Refuses:
         async def describe(self, scheduler: Any, states: Any) -> Any:
@@ -355,6 +378,23 @@ def test_contexts_are_released_once_the_rollout_is_over() -> None:
     policy = NoPolicy()
     grower().grow(policy, tasks(2), Grpo(2), SamplingParams(), (0,))  # type: ignore[arg-type]
     assert policy.released == 1
+    one = replace(grower(), reward_fn=lambda task, outcome: 2.0)
+    with pytest.raises(RewardError):
+        one.grow(policy, tasks(2), Grpo(2), SamplingParams(), (0,))  # type: ignore[arg-type]
+    assert policy.released == 2
+
+
+@pytest.mark.parametrize(("count", "releases"), [(6, 2), (7, 3)])
+def test_many_tasks_are_grown_in_turn_and_each_as_if_alone(
+    count: int, releases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, policy = GraphPO(schedule=(4, 2, 2)), NoPolicy()
+    together = grow(method, count)
+    monkeypatch.setattr(grow_module, "_TASKS_AT_ONCE", 3)
+    in_turn = grower().grow(policy, tasks(count), method, SamplingParams(), (0, "step"))  # type: ignore[arg-type]
+    assert policy.released == releases
+    for a, b in zip(together, in_turn, strict=True):
+        assert a.task == b.task and np.array_equal(a.graph.token_ids, b.graph.token_ids)
 
 
 def test_max_layer_gap_and_the_rest_of_merging_reach_the_loop() -> None:
@@ -424,6 +464,26 @@ def test_one_score_is_not_that_of_several_steps() -> None:
 
     with pytest.raises(RewardError, match=r"returned \[0.5\] for [2-9]\d* steps"):
         scored(Scorer(), "edges")
+
+
+@pytest.mark.parametrize("steps", ["response", "edges"])
+def test_the_steps_that_are_scored_are_the_policy_s_own_words(
+    steps: Literal["response", "edges"],
+) -> None:
+    class Scorer:
+        def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
+            heard.extend(responses)
+            return [[0.5] * len(response.steps) for response in responses]
+
+    heard: list[SteppedResponse] = []
+    (rollout,) = scored(Scorer(), steps)
+    for response, leaf in zip(heard, rollout.graph.terminals.tolist(), strict=True):
+        said = tuple(chr(10 + rollout.states[v].memory) for v in rollout.graph.path(leaf))
+        assert response.steps == (said if steps == "edges" else ("",))
+    asked = np.zeros(rollout.graph.num_nodes, bool)
+    for leaf in rollout.graph.terminals.tolist():
+        asked[rollout.graph.path(leaf) if steps == "edges" else leaf] = True
+    assert np.array_equal(rollout.graph.step_scores, np.where(asked, 0.5, np.nan), equal_nan=True)
 
 
 def scored(scorer: StepScorer, steps: Literal["response", "edges"]) -> list[Rollout]:

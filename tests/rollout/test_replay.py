@@ -23,7 +23,8 @@ from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.types import Outcome, SamplingParams, Task
 from retrievers.bm25 import build_bm25
-from tests.rollout.scripted import EOS, ScriptedPolicy
+from tests.rollout.scripted import EOS, Library, ScriptedPolicy
+from tests.rollout.test_agent import ANSWER, KARO, SEARCH_KARO, make, turns
 from tests.worlds import run_arguments
 
 TASK = Task("t-1", "3 > 7 ?", ("7",))
@@ -130,6 +131,16 @@ def test_a_graph_of_another_task_or_without_tokens_is_refused():
     silent = parse_graph(f'{{"schema":"graphpo.graph/1","id":"g","nodes":{nodes}}}')
     with pytest.raises(GraphError, match="graph 'g': node 9: it has no tokens"):
         walk(segments(), ScriptedPolicy(babble), silent, TASK)
+
+
+def test_an_observation_that_is_as_long_as_it_was_is_compared_too():
+    policy = ScriptedPolicy(turns(SEARCH_KARO, ANSWER))
+    (rollout,) = grown(Grower(make(), shout), policy, [TASK], schedule=(1,))
+    graph = read_back(rollout)
+    assert walk(Grower(make(), shout), policy, graph, TASK).ended.any()
+    other = Library({"Karo": (replace(KARO, contents=KARO.contents.replace("Lita", "Lina")),)})
+    with pytest.raises(GraphError, match=r"node 1: the observation was .*Lita.* is now .*Lina"):
+        walk(Grower(make(other), shout), policy, graph, TASK)
 
 
 # ---- agent mode, with the search index of a generated world

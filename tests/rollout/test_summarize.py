@@ -72,6 +72,10 @@ def test_documents_key_normalises_question_and_answer():
     )
 
 
+def test_documents_key_does_not_tell_wide_letters_from_others():
+    assert documents_key(state_of(answer="１９８７")) == documents_key(state_of(answer="1987"))
+
+
 def test_key_describer_hands_on_the_key_or_none():
     describer = KeyDescriber(lambda state: state.answer)
     states = [state_of(answer="a"), state_of()]

@@ -34,6 +34,12 @@ def test_the_element_that_closes_first_decides(text, action):
     assert DIALECT.parse(text) == action
 
 
+def test_an_access_shows_one_page_and_no_document_that_it_does_not_show():
+    page, other = Document("a", "T\npage"), Document("b", "T\nother")
+    observation = DIALECT.observation(ACCESS, found(page, other))
+    assert observation.documents == (page,) and "other" not in observation.text
+
+
 def test_100k_fuzzed_turns_agree_with_a_slow_reading():
     rng = random.Random(0)
     names = ("search", "access", "answer")
