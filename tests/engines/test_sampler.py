@@ -295,6 +295,18 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
         check_completion(model, path, completion)
 
 
+def test_a_stem_that_ends_where_a_pass_does_is_right(make_model, tokenizer, rows, monkeypatch):
+    """The branch behind it is asked for first and computed with it, eight tokens a pass."""
+    monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    stem = policy.open(range(20, 28))
+    branch = policy.extend(stem, [5, 6, 7])
+    for context, path in ((branch, [*range(20, 28), 5, 6, 7]), (stem, list(range(20, 28)))):
+        (completion,) = complete(policy, requests_for([context], 1, 4), SAMPLING)
+        check_completion(model, path, completion)
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["opened at once", "one after another"])
 def test_what_prompts_begin_with_alike_is_computed_once(
     make_model, tokenizer, rows, at_once, monkeypatch
@@ -544,7 +556,7 @@ def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer, rows):
     requests = requests_for([policy.open([5] * 10), policy.open([5] * 16)], 2, 50)
     for completion in complete(policy, requests, SAMPLING):
         assert completion.context.num_tokens <= 16
-    full = complete(policy, requests[2:], SAMPLING)
+    full = complete(policy, requests_for([policy.open([5] * n) for n in (16, 17)], 1), SAMPLING)
     assert [c.token_ids for c in full] == [(), ()]
     assert [c.finish_reason for c in full] == ["length", "length"]
 
