@@ -333,11 +333,27 @@ def test_what_prompts_begin_with_alike_is_computed_once(
         check_completion(model, prompts[c // 2], completion)
 
 
+def test_prompts_opened_together_are_right_in_whatever_order_they_are_asked_for(
+    make_model, tokenizer, rows, monkeypatch
+):
+    """What they begin with alike is computed with the last one, before the others."""
+    monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompts = [[*range(20, 40), 5, 6], [*range(20, 40), 7], [*range(20, 30), 8]]
+    contexts = [policy.open(prompt) for prompt in prompts]
+    for context, prompt in reversed(list(zip(contexts, prompts, strict=True))):
+        (completion,) = complete(policy, requests_for([context], 1, 4), SAMPLING)
+        check_completion(model, prompt, completion)
+    assert policy.take_prefilled_tokens() == 20 + 2 + 1 + 1
+
+
 def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, rows, monkeypatch):
     """The first is computed eight tokens a pass; the second comes in between."""
     monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
+    passes = forward_passes(model)
     monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
     prompts = [list(range(20, 50)), [*range(20, 45), 5], list(range(20, 40)), [*range(20, 45), 6]]
     ended, tickets = {}, []
@@ -347,6 +363,8 @@ def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, 
         ended |= policy.advance()
     while len(ended) < len(tickets):
         ended |= policy.advance()
+    drawn = sum(len(completion.token_ids) - 1 for completion in ended.values())
+    assert policy.take_prefilled_tokens() == sum(passes) - drawn
     for ticket, prompt in zip(tickets, prompts, strict=True):
         check_completion(model, prompt, ended[ticket])
 
@@ -357,6 +375,7 @@ def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, 
     shortest=st.integers(1, 3),
 )
 @example(prompts=[[3, 3, 3, 3], [3, 3, 3, 4], [3, 5]], computed=1, shortest=1)
+@example(prompts=[[3, 3, 3, 3], [3, 3, 3, 4], [3, 3, 5]], computed=1, shortest=1)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -392,9 +411,14 @@ def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(
     policy = LocalPolicy(model, tokenizer)
     prompts = [[3 + i] * (40 + 7 * i) for i in range(4)]
     contexts = [policy.open(p) for p in prompts]
-    for _ in range(2):
-        for i, completion in enumerate(complete(policy, requests_for(contexts, 1, 9), SAMPLING)):
-            check_completion(model, prompts[i], completion)
+    passes = forward_passes(model)
+    completions = complete(policy, requests_for(contexts, 1, 9), SAMPLING)
+    drawn = sum(len(completion.token_ids) - 1 for completion in completions)
+    assert sum(passes) == sum(map(len, prompts)) + drawn
+    again = complete(policy, requests_for(contexts, 1, 9), SAMPLING)
+    for prompt, *ended in zip(prompts, completions, again, strict=True):
+        for completion in ended:
+            check_completion(model, prompt, completion)
 
 
 def forward_passes(model):
@@ -576,6 +600,18 @@ def test_rows_of_very_different_length_end_apart(make_model, tokenizer, rows):
         check_completion(model, [5, 9, 30, *before.token_ids], completion)
 
 
+def test_a_row_holds_all_tokens_but_the_last(make_model, tokenizer, on_shelves):
+    """A shelf has 64 columns, then 128."""
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompt = [7] * 50
+    requests = [SampleRequest(policy.open(prompt), seed, n) for n in (15, 16) for seed in range(9)]
+    completions = complete(policy, requests, SAMPLING)
+    assert {len(completion.token_ids) for completion in completions} >= {15, 16}
+    for completion in completions:
+        check_completion(model, prompt, completion)
+
+
 def test_rows_that_end_with_their_first_token_leave_the_others_right(make_model, tokenizer, rows):
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
@@ -684,6 +720,9 @@ def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenize
     assert len({num_held for _, num_held, _ in made}) > 1, "the shelf has moved"
     for capacity, num_held, graph in made:
         assert (graph() is not None) == (num_held == held[capacity])
+    policy.release()  # the weights may move now
+    gc.collect()
+    assert not any(graph() for _, _, graph in made)
 
 
 def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(
