@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from graphpo_agent.engines.local.demonstrations import demonstration_sample
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
@@ -333,6 +334,18 @@ def test_a_useless_demonstration_is_one_line(make_model, tokenizer, change, mess
         engine.imitate([replace(DEMONSTRATIONS[0], **change)])
 
 
+def test_every_trained_token_of_a_batch_of_demonstrations_weighs_the_same(make_model, tokenizer):
+    long = replace(DEMONSTRATIONS[0], pieces=(*DEMONSTRATIONS[0].pieces, Piece("x" * 30, True)))
+    still = replace(IMITATION, learning_rate=0.0)
+    engine = LocalEngine(make_model().train(), tokenizer, OptimizerOptions(), imitation=still)
+    assert not engine.model.training
+    samples = [demonstration_sample(d, tokenizer, 128) for d in (DEMONSTRATIONS[1], long)]
+    losses = [engine.imitate([d])["imitate/loss"] for d in (DEMONSTRATIONS[1], long)]
+    together = engine.imitate([DEMONSTRATIONS[1], long])["imitate/loss"]
+    expected = np.average(losses, weights=[sample.loss_mask.sum() for sample in samples])
+    assert together == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_demonstration_whose_prompt_has_no_tokens_is_one_line(make_model, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer.hf, "chat_template", None)
     empty = replace(DEMONSTRATIONS[0], messages=({"role": "user", "content": ""},))
@@ -517,8 +530,13 @@ def test_a_saved_model_replaces_the_one_there_and_nothing_beside_it(
 ):
     """A copy that the user keeps stays, a link stays one, and what a kill has left goes."""
     link, target, kept = (tmp_path / name for name in ("link", "disk/policy", "disk/policy.old"))
-    for directory in (target, kept, tmp_path / "disk/.policy.old"):
+    for directory in (
+        target,
+        kept,
+        *(tmp_path / f"disk/.policy.{end}" for end in ("old", "partial")),
+    ):
         directory.mkdir(parents=True)
+        (directory / "weights").write_text("half")
     (kept / "mine").write_text("mine")
     link.symlink_to(target)
     make_engine(make_model(), tokenizer).save_model(link)

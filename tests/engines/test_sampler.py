@@ -415,6 +415,7 @@ def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(
     completions = complete(policy, requests_for(contexts, 1, 9), SAMPLING)
     drawn = sum(len(completion.token_ids) - 1 for completion in completions)
     assert sum(passes) == sum(map(len, prompts)) + drawn
+    assert max(passes) <= 40 + len(prompts)
     again = complete(policy, requests_for(contexts, 1, 9), SAMPLING)
     for prompt, *ended in zip(prompts, completions, again, strict=True):
         for completion in ended:
@@ -585,7 +586,8 @@ def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer, rows):
     assert [c.finish_reason for c in full] == ["length", "length"]
 
 
-def test_rows_of_very_different_length_end_apart(make_model, tokenizer, rows):
+def test_rows_of_very_different_length_end_apart(make_model, tokenizer, rows, monkeypatch):
+    monkeypatch.setattr(f"{SHELVES}._COPIED_AT_ONCE", 8)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     context = policy.open([5, 9, 30])
