@@ -82,14 +82,16 @@ def test_single_precision_agrees_with_the_forward_pass(make_model, tokenizer, ro
 def test_drawn_tokens_invert_the_cumulative_distribution_at_the_seeds_numbers(
     make_model, tokenizer
 ):
-    model = make_model()
+    """More of them than are drawn ahead at a time."""
+    model = make_model(limit=200)
     policy = LocalPolicy(model, tokenizer)
-    request = SampleRequest(policy.open([5, 9, 30]), 77, 10)
+    request = SampleRequest(policy.open([5, 9, 30]), 77, 150)
     (completion,) = complete(policy, [request], SamplingParams(temperature=0.7))
+    assert len(completion.token_ids) == 150
     check_completion(model, [5, 9, 30], completion, temperature=0.7)
-    numbers = np.random.Generator(np.random.Philox(key=77)).random(10)
+    numbers = np.random.Generator(np.random.Philox(key=77)).random(150)
     rows = naive_logprobs(model, [5, 9, 30], completion.token_ids, 0.7).exp().numpy()
-    for token, number, probs in zip(completion.token_ids, numbers, rows, strict=False):
+    for token, number, probs in zip(completion.token_ids, numbers, rows, strict=True):
         below = probs[:token].sum()
         assert below - 1e-9 <= number < below + probs[token] + 1e-9
 
@@ -563,6 +565,21 @@ def test_stop_strings_completed_before_the_least_number_of_tokens_do_not_count(
     assert say(make_model, tokenizer, text, min_new_tokens=2, **options) == (";a;", "stop")
     assert say(make_model, tokenizer, text, min_new_tokens=3, **options) == (";a;", "stop")
     assert say(make_model, tokenizer, text, min_new_tokens=6, **options) == (";a;b;c", "length")
+
+
+def test_a_place_that_is_taken_again_knows_nothing_of_the_one_before(make_model, tokenizer):
+    policy = LocalPolicy(make_model(), tokenizer)
+    tokens = tokenizer.encode(";a;b;c")
+    lengths = []
+    for least in (6, 0):
+        request = SampleRequest(policy.open([5]), 0, 6, (";",), least)
+        with saying(tokens):
+            lengths += [len(one.token_ids) for one in complete(policy, [request], SAMPLING)]
+    assert lengths == [6, 1]
+
+
+def test_a_last_token_that_might_have_completed_a_stop_string_is_the_last(make_model, tokenizer):
+    assert say(make_model, tokenizer, ";a;b;c", stop=("!c",)) == (";a;b;c", "length")
 
 
 def test_the_end_of_sequence_token_ends_and_is_kept(make_model, tokenizer):
