@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from graphpo_agent.engines.local.demonstrations import demonstration_sample
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.loss import Objective
@@ -18,6 +19,7 @@ from graphpo_agent.engines.local.options import (
     UpdateOptions,
 )
 from graphpo_agent.engines.local.token_weights import moving_tokens
+from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError, GraphError, ModelError, RunError
 from graphpo_agent.rollout.scheduler import complete
@@ -87,7 +89,10 @@ def test_mismatch_measures_the_samplers_distance(make_model, tokenizer):
     first = engine.update([drifted[0], *exact[1:]], 0)["update/mismatch"]
     moving = [moving_tokens(s).sum() for s in exact]
     assert first == pytest.approx(0.25 * moving[0] / sum(moving), abs=1e-5)
-    assert metrics["update/mismatch_kl"] == pytest.approx(np.exp(-0.25) - 1 + 0.25, abs=1e-5)
+    divergence = pytest.approx(np.exp(-0.25) - 1 + 0.25, abs=1e-5)
+    assert metrics["update/mismatch_kl"] == divergence
+    options = replace(UPDATING, learning_rate=0.0, old_logprobs="rollout")
+    assert make_engine(model, tokenizer, options).update(drifted, 0)["update/kl"] == divergence
 
 
 def test_the_sampler_and_the_trainer_agree_on_logprobs(make_model, tokenizer):
@@ -246,11 +251,28 @@ def test_epochs_repeat_the_batch_and_leave_the_policy_behind(make_model, tokeniz
     assert len(steps) == 3
 
 
+def test_every_minibatch_is_learned_from_by_itself(make_model, tokenizer):
+    """Two of them are two updates of one; graphs without a trained token are in none."""
+    updating = replace(UPDATING, minibatch_graphs=1, old_logprobs="rollout")
+    samples = [with_rollout_logprobs(make_model(), sample, 0.0) for sample in SAMPLES[:2]]
+    silent = replace(SAMPLES[2], loss_mask=np.zeros_like(SAMPLES[2].loss_mask))
+    one, other = (make_engine(make_model(), tokenizer, updating) for _ in range(2))
+    assert one.update([silent, *samples], 0)["update/optimizer_steps"] == 2
+    assert one.update([silent], 0) == {}
+    for (i,) in minibatches(2, 1, updating.seed, 0):
+        other.update([samples[i]], 0)
+    for name, value in weights_of(one.model).items():
+        assert torch.equal(value, other.model.state_dict()[name])
+
+
 def test_missing_rollout_logprobs_are_one_line(make_model, tokenizer):
     blank = replace(SAMPLES[1], logprobs=np.full_like(SAMPLES[1].logprobs, np.nan))
+    last = np.arange(len(blank.logprobs)) == np.flatnonzero(moving_tokens(blank))[-1]
+    gap = replace(blank, logprobs=np.where(last, np.nan, SAMPLES[1].logprobs))
     engine = make_engine(make_model(), tokenizer, replace(UPDATING, old_logprobs="rollout"))
-    with pytest.raises(GraphError, match=r"graph g1.*recompute"):
-        engine.update([SAMPLES[0], blank], 0)
+    for missing in (blank, gap):
+        with pytest.raises(GraphError, match=r"graph g1.*recompute"):
+            engine.update([SAMPLES[0], missing], 0)
     metrics = make_engine(make_model(), tokenizer).update([blank], 0)
     assert "update/mismatch" not in metrics
 
@@ -310,6 +332,18 @@ def test_a_useless_demonstration_is_one_line(make_model, tokenizer, change, mess
     engine = make_engine(make_model(), tokenizer)
     with pytest.raises(DataError, match=message):
         engine.imitate([replace(DEMONSTRATIONS[0], **change)])
+
+
+def test_every_trained_token_of_a_batch_of_demonstrations_weighs_the_same(make_model, tokenizer):
+    long = replace(DEMONSTRATIONS[0], pieces=(*DEMONSTRATIONS[0].pieces, Piece("x" * 30, True)))
+    still = replace(IMITATION, learning_rate=0.0)
+    engine = LocalEngine(make_model().train(), tokenizer, OptimizerOptions(), imitation=still)
+    assert not engine.model.training
+    samples = [demonstration_sample(d, tokenizer, 128) for d in (DEMONSTRATIONS[1], long)]
+    losses = [engine.imitate([d])["imitate/loss"] for d in (DEMONSTRATIONS[1], long)]
+    together = engine.imitate([DEMONSTRATIONS[1], long])["imitate/loss"]
+    expected = np.average(losses, weights=[sample.loss_mask.sum() for sample in samples])
+    assert together == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_demonstration_whose_prompt_has_no_tokens_is_one_line(make_model, tokenizer, monkeypatch):
@@ -379,8 +413,9 @@ def test_a_resumed_run_takes_the_settings_that_it_is_given(make_model, tokenizer
     assert (steps / rate).quantile(0.1) > 0.99 and steps.max() < 1.01 * rate
 
 
+@pytest.mark.parametrize("save", [LocalEngine.save_checkpoint, LocalEngine.save_model])
 def test_what_is_saved_while_the_policy_samples_has_the_precision_of_the_weights(
-    make_model, tokenizer, tmp_path
+    make_model, tokenizer, tmp_path, save
 ):
     model = make_model().float()
     compute = ComputeOptions(autocast=True)
@@ -389,7 +424,7 @@ def test_what_is_saved_while_the_policy_samples_has_the_precision_of_the_weights
     context = engine.policy.open([5, 6, 7])
     ticket = engine.policy.submit(SampleRequest(context, 0, 4), SamplingParams())
     assert engine.policy.advance() == []
-    engine.save_checkpoint(tmp_path / "step")
+    save(engine, tmp_path / "step")
     saved = load_model(str(tmp_path / "step"), device=model.device.type).state_dict()
     assert all(torch.equal(saved[name], value) for name, value in before.items())
     ended = {}
@@ -495,8 +530,13 @@ def test_a_saved_model_replaces_the_one_there_and_nothing_beside_it(
 ):
     """A copy that the user keeps stays, a link stays one, and what a kill has left goes."""
     link, target, kept = (tmp_path / name for name in ("link", "disk/policy", "disk/policy.old"))
-    for directory in (target, kept, tmp_path / "disk/.policy.old"):
+    for directory in (
+        target,
+        kept,
+        *(tmp_path / f"disk/.policy.{end}" for end in ("old", "partial")),
+    ):
         directory.mkdir(parents=True)
+        (directory / "weights").write_text("half")
     (kept / "mine").write_text("mine")
     link.symlink_to(target)
     make_engine(make_model(), tokenizer).save_model(link)

@@ -124,10 +124,11 @@ def test_reverse_kl_is_unbiased_and_never_negative():
 
 
 def test_the_dual_clip_bounds_a_loss_and_counts_as_clipped():
-    result, gradient = per_token([4.0, 2.0], [[-1.0, -1.0]], Objective(dual_clip=3.0))
-    np.testing.assert_allclose(result.loss.detach(), [3.0, 2.0])
-    assert result.clipped[0].tolist() == [True, False]
-    np.testing.assert_allclose(gradient, [0.0, 2.0])
+    """Where an advantage is positive, it changes nothing."""
+    result, gradient = per_token([4.0, 2.0, 1.1], [[-1.0, -1.0, 1.0]], Objective(dual_clip=3.0))
+    np.testing.assert_allclose(result.loss.detach(), [3.0, 2.0, -1.1])
+    assert result.clipped[0].tolist() == [True, False, False]
+    np.testing.assert_allclose(gradient, [0.0, 2.0, -1.1])
 
 
 @pytest.mark.parametrize("aggregation", ["edge_mean", "token_mean", "sequence_mean"])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -356,6 +358,10 @@ def test_an_edge_without_tokens_passes_its_context_on():
         logprobs=np.zeros(8, np.float32),
         advantages=np.zeros((1, 5)),
     )
+    check_packed([sample], pack([sample], 100))
+    # What stands before it in the sample need not be on its path.
+    parent, offsets = np.array([-1, 0, 0, 2, 0]), np.array([0, 3, 5, 5, 6, 8])
+    sample = replace(sample, parent=parent, offsets=offsets)
     check_packed([sample], pack([sample], 100))
 
 

@@ -76,7 +76,8 @@ def literal_loss(model, samples, objective, aggregation, horizon, reference):
                         frozen, _ = edge_logprobs(reference, sample, node)
                     loss = loss + objective.kl * (torch.exp(frozen - new) - 1 - (frozen - new))
                 edges.append(loss)
-            rows.append((sample.graph_id, edges))
+            if edges:
+                rows.append((sample.graph_id, edges))
     tokens = [torch.cat(edges) for _, edges in rows]
     if aggregation == "token_mean":
         return torch.cat(tokens).mean()
@@ -101,6 +102,7 @@ def test_the_flat_layout_trains_rows_exactly_also_where_ratios_clip(
     objective, aggregation = CASES[case], "token_mean" if case == "dual" else case
     model = make_model("qwen2", spread=0.3)
     samples = [with_rows(seed, one_advantage_each, vocab_size) for seed in (1, 2, 3)]
+    samples[0] = with_a_silent_row(samples[0])
     samples = [with_rollout_logprobs(model, s, 0.3, seed=i) for i, s in enumerate(samples)]
     oracle, reference = make_model("qwen2", spread=0.3), make_model("qwen2", spread=0.3)
     for one in (oracle, reference):

@@ -79,16 +79,19 @@ def test_single_precision_agrees_with_the_forward_pass(make_model, tokenizer, ro
         check_completion(model, [5, 9, 30], completion, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
 def test_drawn_tokens_invert_the_cumulative_distribution_at_the_seeds_numbers(
-    make_model, tokenizer
+    make_model, tokenizer, temperature
 ):
-    model = make_model()
+    """More of them than are drawn ahead at a time."""
+    model = make_model(limit=200)
     policy = LocalPolicy(model, tokenizer)
-    request = SampleRequest(policy.open([5, 9, 30]), 77, 10)
-    (completion,) = complete(policy, [request], SamplingParams(temperature=0.7))
-    check_completion(model, [5, 9, 30], completion, temperature=0.7)
-    numbers = np.random.Generator(np.random.Philox(key=77)).random(10)
-    rows = naive_logprobs(model, [5, 9, 30], completion.token_ids, 0.7).exp().numpy()
+    request = SampleRequest(policy.open([5, 9, 30]), 77, 150)
+    (completion,) = complete(policy, [request], SamplingParams(temperature=temperature))
+    assert len(completion.token_ids) > 64
+    check_completion(model, [5, 9, 30], completion, temperature)
+    numbers = np.random.Generator(np.random.Philox(key=77)).random(150)
+    rows = naive_logprobs(model, [5, 9, 30], completion.token_ids, temperature).exp().numpy()
     for token, number, probs in zip(completion.token_ids, numbers, rows, strict=False):
         below = probs[:token].sum()
         assert below - 1e-9 <= number < below + probs[token] + 1e-9
@@ -295,6 +298,18 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
         check_completion(model, path, completion)
 
 
+def test_a_stem_that_ends_where_a_pass_does_is_right(make_model, tokenizer, rows, monkeypatch):
+    """The branch behind it is asked for first and computed with it, eight tokens a pass."""
+    monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    stem = policy.open(range(20, 28))
+    branch = policy.extend(stem, [5, 6, 7])
+    for context, path in ((branch, [*range(20, 28), 5, 6, 7]), (stem, list(range(20, 28)))):
+        (completion,) = complete(policy, requests_for([context], 1, 4), SAMPLING)
+        check_completion(model, path, completion)
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["opened at once", "one after another"])
 def test_what_prompts_begin_with_alike_is_computed_once(
     make_model, tokenizer, rows, at_once, monkeypatch
@@ -321,11 +336,27 @@ def test_what_prompts_begin_with_alike_is_computed_once(
         check_completion(model, prompts[c // 2], completion)
 
 
+def test_prompts_opened_together_are_right_in_whatever_order_they_are_asked_for(
+    make_model, tokenizer, rows, monkeypatch
+):
+    """What they begin with alike is computed with the last one, before the others."""
+    monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompts = [[*range(20, 40), 5, 6], [*range(20, 40), 7], [*range(20, 30), 8]]
+    contexts = [policy.open(prompt) for prompt in prompts]
+    for context, prompt in reversed(list(zip(contexts, prompts, strict=True))):
+        (completion,) = complete(policy, requests_for([context], 1, 4), SAMPLING)
+        check_completion(model, prompt, completion)
+    assert policy.take_prefilled_tokens() == 20 + 2 + 1 + 1
+
+
 def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, rows, monkeypatch):
     """The first is computed eight tokens a pass; the second comes in between."""
     monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
+    passes = forward_passes(model)
     monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
     prompts = [list(range(20, 50)), [*range(20, 45), 5], list(range(20, 40)), [*range(20, 45), 6]]
     ended, tickets = {}, []
@@ -335,6 +366,8 @@ def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, 
         ended |= policy.advance()
     while len(ended) < len(tickets):
         ended |= policy.advance()
+    drawn = sum(len(completion.token_ids) - 1 for completion in ended.values())
+    assert policy.take_prefilled_tokens() == sum(passes) - drawn
     for ticket, prompt in zip(tickets, prompts, strict=True):
         check_completion(model, prompt, ended[ticket])
 
@@ -345,6 +378,7 @@ def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, 
     shortest=st.integers(1, 3),
 )
 @example(prompts=[[3, 3, 3, 3], [3, 3, 3, 4], [3, 5]], computed=1, shortest=1)
+@example(prompts=[[3, 3, 3, 3], [3, 3, 3, 4], [3, 3, 5]], computed=1, shortest=1)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -380,9 +414,15 @@ def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(
     policy = LocalPolicy(model, tokenizer)
     prompts = [[3 + i] * (40 + 7 * i) for i in range(4)]
     contexts = [policy.open(p) for p in prompts]
-    for _ in range(2):
-        for i, completion in enumerate(complete(policy, requests_for(contexts, 1, 9), SAMPLING)):
-            check_completion(model, prompts[i], completion)
+    passes = forward_passes(model)
+    completions = complete(policy, requests_for(contexts, 1, 9), SAMPLING)
+    drawn = sum(len(completion.token_ids) - 1 for completion in completions)
+    assert sum(passes) == sum(map(len, prompts)) + drawn
+    assert max(passes) <= 40 + len(prompts)
+    again = complete(policy, requests_for(contexts, 1, 9), SAMPLING)
+    for prompt, *ended in zip(prompts, completions, again, strict=True):
+        for completion in ended:
+            check_completion(model, prompt, completion)
 
 
 def forward_passes(model):
@@ -528,6 +568,21 @@ def test_stop_strings_completed_before_the_least_number_of_tokens_do_not_count(
     assert say(make_model, tokenizer, text, min_new_tokens=6, **options) == (";a;b;c", "length")
 
 
+def test_a_place_that_is_taken_again_knows_nothing_of_the_one_before(make_model, tokenizer):
+    policy = LocalPolicy(make_model(), tokenizer)
+    tokens = tokenizer.encode(";a;b;c")
+    lengths = []
+    for least in (6, 0):
+        request = SampleRequest(policy.open([5]), 0, 6, (";",), least)
+        with saying(tokens):
+            lengths += [len(one.token_ids) for one in complete(policy, [request], SAMPLING)]
+    assert lengths == [6, 1]
+
+
+def test_a_last_token_that_might_have_completed_a_stop_string_is_the_last(make_model, tokenizer):
+    assert say(make_model, tokenizer, ";a;b;c", stop=("!c",)) == (";a;b;c", "length")
+
+
 def test_the_end_of_sequence_token_ends_and_is_kept(make_model, tokenizer):
     policy = LocalPolicy(make_model(), tokenizer)
     request = SampleRequest(policy.open([5]), 0, 10)
@@ -544,12 +599,13 @@ def test_no_context_grows_beyond_the_models_limit(make_model, tokenizer, rows):
     requests = requests_for([policy.open([5] * 10), policy.open([5] * 16)], 2, 50)
     for completion in complete(policy, requests, SAMPLING):
         assert completion.context.num_tokens <= 16
-    full = complete(policy, requests[2:], SAMPLING)
+    full = complete(policy, requests_for([policy.open([5] * n) for n in (16, 17)], 1), SAMPLING)
     assert [c.token_ids for c in full] == [(), ()]
     assert [c.finish_reason for c in full] == ["length", "length"]
 
 
-def test_rows_of_very_different_length_end_apart(make_model, tokenizer, rows):
+def test_rows_of_very_different_length_end_apart(make_model, tokenizer, rows, monkeypatch):
+    monkeypatch.setattr(f"{SHELVES}._COPIED_AT_ONCE", 8)
     model = make_model()
     policy = LocalPolicy(model, tokenizer)
     context = policy.open([5, 9, 30])
@@ -562,6 +618,18 @@ def test_rows_of_very_different_length_end_apart(make_model, tokenizer, rows):
     again = complete(policy, requests_for([c.context for c in completions], 1, 3), SAMPLING)
     for before, completion in zip(completions, again, strict=True):
         check_completion(model, [5, 9, 30, *before.token_ids], completion)
+
+
+def test_a_row_holds_all_tokens_but_the_last(make_model, tokenizer, on_shelves):
+    """A shelf has 64 columns, then 128."""
+    model = make_model()
+    policy = LocalPolicy(model, tokenizer)
+    prompt = [7] * 50
+    requests = [SampleRequest(policy.open(prompt), seed, n) for n in (15, 16) for seed in range(9)]
+    completions = complete(policy, requests, SAMPLING)
+    assert {len(completion.token_ids) for completion in completions} >= {15, 16}
+    for completion in completions:
+        check_completion(model, prompt, completion)
 
 
 def test_rows_that_end_with_their_first_token_leave_the_others_right(make_model, tokenizer, rows):
@@ -672,6 +740,9 @@ def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenize
     assert len({num_held for _, num_held, _ in made}) > 1, "the shelf has moved"
     for capacity, num_held, graph in made:
         assert (graph() is not None) == (num_held == held[capacity])
+    policy.release()  # the weights may move now
+    gc.collect()
+    assert not any(graph() for _, _, graph in made)
 
 
 def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(
@@ -773,6 +844,12 @@ def test_top_p_is_a_share_of_all_probability(top_p, kept):
     uniform = torch.linspace(0.0, 0.9999, 101, dtype=torch.float64)
     tokens, _ = draw(logits, uniform, SamplingParams(top_p=top_p))
     assert set(tokens.tolist()) == set([1, 3, 2, 0][:kept])
+
+
+def test_the_fewest_tokens_that_hold_the_share_are_kept():
+    uniform = torch.linspace(0.0, 0.9999, 101, dtype=torch.float64)
+    tokens, _ = draw(torch.zeros(101, 4), uniform, SamplingParams(top_p=0.5))
+    assert set(tokens.tolist()) == {0, 1}
 
 
 def test_a_stop_string_that_stood_there_before_is_not_completed_again():

@@ -36,3 +36,10 @@ def test_an_interrupt_in_the_middle_of_a_deletion_leaves_no_half(
     assert step_of(checkpoints.whole()[0]) == 2
     assert read_progress(tmp_path / "step-000002") == {"at": 2}
     assert deleted == 4  # of the three files of the older one, the interrupted one again
+
+
+def test_the_newest_is_that_of_the_largest_step(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (999_999, 1_000_000, 1_000_001):
+        checkpoints.save(step, {}, 2, weights)
+    assert [step_of(path) for path in checkpoints.whole()] == [1_000_000, 1_000_001]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graphpo_agent.cli import main
-from graphpo_agent.partial_output import PartialOutput, partial_path
+from graphpo_agent.partial_output import PartialOutput, partial_output, partial_path
 from graphpo_agent.rollout.graph_file import GraphFile
 from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
@@ -29,6 +29,18 @@ def kill(command: list[str], out: Path) -> list[str]:
     assert process.returncode == -signal.SIGKILL and not out.exists()
     out.with_name("stop").unlink()
     return Path(f"{out}.partial").read_text().splitlines()[1:]
+
+
+def test_half_a_line_that_a_kill_left_spoils_nothing_behind_it(tmp_path: Path) -> None:
+    out, name = tmp_path / "graphs.jsonl", {"verb": "rollout"}
+    for task in ("a", "b"):
+        with pytest.raises(KeyboardInterrupt), partial_output(out, name) as partial:
+            partial.add({"task": task})
+            with partial.path.open("a") as file:
+                file.write('{"task": "ha')
+            raise KeyboardInterrupt
+    with partial_output(out, name) as partial:
+        assert list(partial.rows) == ["a", "b"]
 
 
 @pytest.mark.parametrize("scoring", [False, True])
