@@ -125,6 +125,15 @@ def test_retry_after_is_respected_below_the_cap_and_waits_grow(monkeypatch):
     assert 1.0 <= third <= 2.0 and 2.0 <= fourth <= 4.0
 
 
+def test_waits_grow_no_longer_than_the_longest(monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    limits = Limits(deadline_s=60.0, tries=6, max_backoff_s=1.5)
+    with serving(always({}, 500)) as server, pytest.raises(CallFailed):
+        HttpService("s", limits=limits).call("GET", server.url)
+    assert max(slept) == 1.5 and slept[-2:] == [1.5, 1.5]
+
+
 @pytest.mark.parametrize(
     "form", ["%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y"]
 )
@@ -382,15 +391,21 @@ def test_no_credential_appears_in_any_message_or_reply():
     )
     with pytest.raises(CallFailed) as unreachable:
         broken.call("GET", closed)
+    no_http = f"{key} is no key\r\n\r\n".encode()  # an error of Python's quotes it
+    with (
+        raw_server(lambda connection, over: connection.sendall(no_http)) as url,
+        pytest.raises(CallFailed, match="is no key") as babbled,
+    ):
+        broken.call("GET", url)
     with pytest.raises(ToolError) as malformed:
         HttpService("s", secret_headers={"X": f"{key}\n"}).call("GET", server.url)
     assert key in server.requests[0].headers["Authorization"]
     assert reply.json() == {"auth": "***", "path": "/?k=***"}
-    shown = [str(reply), *map(str, (refused.value, unreachable.value, malformed.value))]
-    for text in shown:
+    failures = (refused, unreachable, babbled, malformed)
+    for text in (str(reply), *(str(failure.value) for failure in failures)):
         for spelled in ("very", "12345", "other", "98765"):
             assert spelled not in text
-    for raised in (refused, unreachable, malformed):
+    for raised in failures:
         assert raised.value.__cause__ is None and raised.value.__context__ is None
 
 

@@ -1,4 +1,5 @@
 import os
+import sys
 import threading
 
 import pytest
@@ -18,6 +19,8 @@ def test_what_the_function_returns_or_raises():
     assert within(Deadline(PATIENCE), lambda: None) is None
     with pytest.raises(KeyError, match="oak"):
         within(Deadline(PATIENCE), fail)
+    with pytest.raises(SystemExit):  # no exception like others: nobody may wait for it in vain
+        within(Deadline(PATIENCE), sys.exit)
 
 
 def test_a_function_that_takes_too_long_is_left_alone():

@@ -168,6 +168,33 @@ def test_equal_calls_of_one_moment_are_made_once(tmp_path):
     assert len(answers) == 8 and len(set(answers)) == len(entered)
 
 
+def test_nobody_waits_for_a_call_whose_thread_was_ended(tmp_path):
+    store, begun, gate = CallStore(tmp_path / "calls.sqlite"), threading.Event(), threading.Event()
+
+    def end():
+        begun.set()
+        gate.wait(10)
+        raise SystemExit(3)
+
+    ends = []
+
+    def ask():
+        try:
+            store.fetch("k", end)
+        except SystemExit as error:
+            ends.append(error.code)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    begun.wait(10)
+    gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert ends == [3] * 8
+    assert store.fetch("k", lambda: b"later") == b"later"
+
+
 def test_first_answer_stays_when_another_process_was_faster(tmp_path):
     path = tmp_path / "calls.sqlite"
     slow, fast = CallStore(path), CallStore(path)

@@ -64,8 +64,9 @@ def test_ranking_is_lucenes_formula(tmp_path_factory, contents, query, topk):
 
 
 def test_equal_scores_come_in_corpus_order(tmp_path):
-    retriever = index_of(tmp_path, ["oak", "pine", "oak", "oak", "pine", "oak"])
-    assert [d.id for d in retriever.search(["oak"], 3)[0]] == ["d0", "d2", "d3"]
+    retriever = index_of(tmp_path, ["oak oak" if i == 30 else "oak" for i in range(60)])
+    found = [document.id for document in retriever.search(["oak"], 40)[0]]
+    assert found == ["d30", *(f"d{i}" for i in range(40) if i != 30)]
 
 
 @pytest.mark.parametrize("query", ["", "   ", "???", "the of", "zzz unknownword", "x", "樹"])
