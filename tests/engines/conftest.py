@@ -48,3 +48,11 @@ def on_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "graphpo_agent.engines.local.sampler.pages_fit", lambda device, dtype: False
     )
+
+
+@pytest.fixture(params=["where they fit", "shelves"])
+def rows(request: pytest.FixtureRequest) -> str:
+    """Both ways to keep the running continuations; on a GPU there is one."""
+    if request.param == "shelves":
+        request.getfixturevalue("on_shelves")
+    return request.param
