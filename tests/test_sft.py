@@ -42,6 +42,23 @@ def test_the_loss_falls_and_the_last_step_has_no_learning_rate_left(reach: Path)
     assert seen[-1]["imitate/learning_rate"] < 0.1 * seen[0]["imitate/learning_rate"]
 
 
+def test_every_batch_is_full_and_every_epoch_holds_each_demonstration_once() -> None:
+    batches: list[list[int]] = []
+
+    class Engine:
+        def imitate(self, demonstrations: Any) -> dict[str, float]:
+            batches.append(list(demonstrations))
+            return {}
+
+    engine: Any = Engine()
+    demonstrations: Any = [0, 1, 2]
+    warm_start(engine, demonstrations, 6, 8, 0, lambda step, metrics: None)
+    drawn = [one for batch in batches for one in batch]
+    assert [len(batch) for batch in batches] == [8] * 6
+    assert all(sorted(drawn[i : i + 3]) == [0, 1, 2] for i in range(0, 48, 3))
+    assert len({tuple(drawn[i : i + 3]) for i in range(0, 48, 3)}) > 1
+
+
 def test_observations_are_learned_only_when_asked_for(kb: Path) -> None:
     demonstration = load_demonstrations(kb / "demonstrations.jsonl")[0]
     assert any(not piece.trained for piece in demonstration.pieces)

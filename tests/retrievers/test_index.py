@@ -202,8 +202,10 @@ def test_indexes_that_do_not_go_together_are_not_merged(tmp_path, encoder):
         with pytest.raises(error, match=message) as caught:
             merge_indexes([tmp_path / name for name in names.split()], places["out"])
         assert "\n" not in str(caught.value)
-    with pytest.raises(ToolError, match="is one of the merged"):
-        merge_indexes([places["a"], places["b"]], places["b"])
+    (tmp_path / "link").symlink_to(places["b"])
+    for same in ("b", "link"):
+        with pytest.raises(ToolError, match="is one of the merged"):
+            merge_indexes([places["a"], tmp_path / same], places["b"])
     corpus.write_text(corpus.read_text() + "\n")
     with pytest.raises(ToolError, match="has changed since it was indexed"):
         merge_indexes([places["a"], places["b"]], places["out"])
