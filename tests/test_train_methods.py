@@ -102,6 +102,16 @@ def test_every_method_trains_in_both_modes(
             assert times_trained(sample) == (
                 sample.loss_mask.sum() if method in EACH_EDGE_ONCE else on_trajectories(sample)
             )
+        if method in WHITENED:
+            advantages = advantages_of(samples)
+            assert np.mean(advantages) == pytest.approx(0.0, abs=1e-9)
+            assert np.std(advantages, ddof=1) == pytest.approx(1.0, rel=1e-3)
+
+
+def advantages_of(samples: Sequence[TrainingSample]) -> list[float]:
+    """Those of every token with a loss in an update."""
+    rows = [row for sample in samples for row in to_path_rows(sample)]
+    return [a for row in rows for a in row.advantages[0, row.loss_mask].tolist()]
 
 
 def times_trained(sample: TrainingSample) -> int:
