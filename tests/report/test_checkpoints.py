@@ -43,3 +43,11 @@ def test_the_newest_is_that_of_the_largest_step(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000, 1_000_001):
         checkpoints.save(step, {}, 2, weights)
     assert [step_of(path) for path in checkpoints.whole()] == [1_000_000, 1_000_001]
+
+
+def test_what_is_damaged_is_written_anew(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    weights(tmp_path / "step-000003")  # without the file that is written last
+    assert checkpoints.whole() == []
+    checkpoints.save(3, {"at": 3}, 1, weights)
+    assert read_progress(checkpoints.whole()[0]) == {"at": 3}
