@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from graphpo_agent.errors import RunError
+from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.run_files import read_run
 from tests.report.sample_run import write_lines
 
@@ -21,6 +22,12 @@ def test_columns_hold_nan_where_a_row_has_nothing(tmp_path: Path) -> None:
     assert [len(part) for part in metrics.defined("x")] == [0, 0]
     assert [len(part) for part in metrics.defined("never")] == [0, 0]
     assert math.isnan(metrics.last("never"))
+
+
+def test_a_metric_that_is_no_number_is_left_out_of_the_log(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "", 0, [])
+    run.log_metrics({"step": 1, "update/loss": 0.5, "a": math.nan, "b": -math.inf})
+    assert json.loads(run.metrics_path.read_text()) == {"step": 1, "update/loss": 0.5}
 
 
 def test_a_step_that_was_written_again_counts_as_written_last(tmp_path: Path) -> None:
