@@ -1,3 +1,6 @@
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,3 +24,22 @@ def kb(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_world(tmp_path_factory.mktemp("worlds"), "reach")
+
+
+@pytest.fixture
+def rename_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """``rename_fails(2)``: of the renamings from now on, the second finds no room."""
+
+    def fail(number: int) -> None:
+        rename, renamed = os.rename, 0
+
+        def fails_once(source: Path, target: Path) -> None:
+            nonlocal renamed
+            renamed += 1
+            if renamed == number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", fails_once)
+
+    return fail

@@ -18,7 +18,7 @@ __all__ = [
     "Credit",
     "Method",
     "Whiten",
-    "check_counts",
+    "check_sizes",
     "credits_of",
     "training_sample",
 ]
@@ -119,10 +119,10 @@ class Method(Protocol):
         ...
 
 
-def check_counts(method: str, *, least: int = 1, **counts: int | None) -> None:
+def check_sizes(method: str, *, least: int = 1, **counts: int | None) -> None:
     """Let numbers of at least ``least`` pass, and None.
 
-    Example: ``check_counts("treepo", width=0)`` raises ``treepo: width is 0, want at least 1``.
+    Example: ``check_sizes("treepo", width=0)`` raises ``treepo: width is 0, want at least 1``.
 
     Raises:
         ConfigError: one of them is less; names it.

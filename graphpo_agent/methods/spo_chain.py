@@ -15,7 +15,7 @@ from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, chains, onward
-from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_counts
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_sizes
 
 __all__ = ["SpoChain"]
 
@@ -67,7 +67,7 @@ class SpoChain:
     merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
-        check_counts(
+        check_sizes(
             "spo_chain",
             num_chains=self.num_chains,
             rollouts=self.rollouts,

@@ -13,7 +13,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph, default_trees
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
 from graphpo_agent.methods.grpo import GroupOfOne, group_advantages
-from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_counts
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_sizes
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["TreeGrpo", "names_trees"]
@@ -59,8 +59,8 @@ class TreeGrpo:
     merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
-        check_counts("tree_grpo", trees=self.trees, expansions=self.expansions, kept=self.kept)
-        check_counts("tree_grpo", least=0, rounds=self.rounds)
+        check_sizes("tree_grpo", trees=self.trees, expansions=self.expansions, kept=self.kept)
+        check_sizes("tree_grpo", least=0, rounds=self.rounds)
 
     def plan(self, growth: Growth) -> Plan:
         """The trunks, then a round of expansions whenever all paths have ended.

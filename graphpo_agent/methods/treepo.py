@@ -12,7 +12,7 @@ from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
-from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_counts
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_sizes
 from graphpo_agent.methods.rows import trajectory_credit
 
 __all__ = ["TreePO"]
@@ -59,7 +59,7 @@ class TreePO:
     merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
-        check_counts("treepo", width=self.width, divergence=self.divergence)
+        check_sizes("treepo", width=self.width, divergence=self.divergence)
 
     def plan(self, growth: Growth) -> Plan:
         """Divide the width that is left among the active paths, or fall back.

@@ -16,7 +16,7 @@ from graphpo_agent.graph.forest import by_layer
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.differences import settled
 from graphpo_agent.methods.growth import Branch, Growth, Plan, onward, steady_chains
-from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_counts
+from graphpo_agent.methods.method import UNMERGED, Credit, Whiten, check_sizes
 
 __all__ = ["TreeRL"]
 
@@ -80,10 +80,10 @@ class TreeRL:
     merging: MergeOptions = UNMERGED
 
     def __post_init__(self) -> None:
-        check_counts(
+        check_sizes(
             "treerl", trees=self.trees, forks=self.forks, copies=self.copies, select=self.select
         )
-        check_counts("treerl", least=0, rounds=self.rounds)
+        check_sizes("treerl", least=0, rounds=self.rounds)
 
     def plan(self, growth: Growth) -> Plan:
         """The trunks, then round after round of forks, each grown to its end.

@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 from dataclasses import replace
 
@@ -504,21 +503,13 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_checkpoint_that_cannot_take_its_place_leaves_the_old_one(
-    make_model, tokenizer, tmp_path, monkeypatch, failing
+    make_model, tokenizer, tmp_path, rename_fails, failing
 ):
     engine = make_engine(make_model(), tokenizer)
     engine.save_checkpoint(tmp_path / "step")
     before = {path.name: path.read_bytes() for path in (tmp_path / "step").iterdir()}
     engine.update(SAMPLES, 0)
-    rename, renamed = os.rename, []
-
-    def fails_once(source, target):
-        renamed.append(target)
-        if len(renamed) == failing:
-            raise OSError(28, "No space left on device")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", fails_once)
+    rename_fails(failing)
     with pytest.raises(RunError, match="No space left"):
         engine.save_checkpoint(tmp_path / "step")
     assert [path.name for path in tmp_path.iterdir()] == ["step"]

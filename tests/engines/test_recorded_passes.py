@@ -63,6 +63,13 @@ class Replays(RecordedPasses):
         return _Recording(graph, own, hidden)
 
 
+def all_drawn(policy, drawn, count):
+    """Token ids by ticket, once so many continuations have ended; ``drawn`` have by now."""
+    while len(drawn) < count:
+        drawn.update(policy.advance())
+    return {ticket: one.token_ids for ticket, one in drawn.items()}
+
+
 def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenizer, on_shelves):
     def draw(recorded):
         policy = LocalPolicy(make_model(), tokenizer)
@@ -74,9 +81,7 @@ def test_recordings_of_a_shelf_that_has_moved_are_forgotten(make_model, tokenize
                 policy.submit(SampleRequest(context, seed, 20, min_new_tokens=20), SAMPLING)
             for _ in range(6):
                 drawn.update(policy.advance())
-        while len(drawn) < 34:
-            drawn.update(policy.advance())
-        return {ticket: one.token_ids for ticket, one in drawn.items()}, policy
+        return all_drawn(policy, drawn, 34), policy
 
     exact, _ = draw(False)
     replayed, policy = draw(True)
@@ -108,9 +113,7 @@ def test_prefixes_wait_for_every_fourth_pass_beside_recorded_ones(
             for _ in range(6):
                 drawn.update(policy.advance())
                 computed.append(policy.take_prefilled_tokens())
-        while len(drawn) < 9:
-            drawn.update(policy.advance())
-        return {ticket: one.token_ids for ticket, one in drawn.items()}, computed
+        return all_drawn(policy, drawn, 9), computed
 
     exact, at_once = draw(False)
     waited, later = draw(True)

@@ -32,7 +32,7 @@ TOKEN_FIELDS = ("offsets", "token_ids", "loss_mask", "logprobs", "has_tokens", "
 
 def assert_equal_graphs(a, b):
     assert (a.id, a.keys, a.states) == (b.id, b.keys, b.states)
-    for field in (*FIELDS, *TOKEN_FIELDS, "tree", "num_trained", "embeddings", "given_classes"):
+    for field in (*FIELDS, *TOKEN_FIELDS, "num_trained", "embeddings", "given_classes"):
         x, y = getattr(a, field), getattr(b, field)
         assert (x is None) == (y is None), field
         if x is not None:

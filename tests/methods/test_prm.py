@@ -70,7 +70,6 @@ def test_a_trajectory_without_its_scores_is_in_no_group():
 
 
 def test_a_trajectory_without_its_score_is_no_row_and_the_others_keep_their_advantages():
-
     graph = graph_from(
         [None, 0, 0, 0],
         [None, 1.0, 1.0, 0.0],

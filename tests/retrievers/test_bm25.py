@@ -64,8 +64,13 @@ def test_ranking_is_lucenes_formula(tmp_path_factory, contents, query, topk):
 
 
 def test_equal_scores_come_in_corpus_order(tmp_path):
-    retriever = index_of(tmp_path, ["oak oak" if i == 30 else "oak" for i in range(60)])
-    found = [document.id for document in retriever.search(["oak"], 40)[0]]
+    few, many = tmp_path / "few", tmp_path / "many"
+    few.mkdir()
+    many.mkdir()
+    retriever = index_of(few, ["oak", "pine", "oak", "oak", "pine", "oak"])
+    assert [d.id for d in retriever.search(["oak"], 3)[0]] == ["d0", "d2", "d3"]
+    retriever = index_of(many, ["oak oak" if i == 30 else "oak" for i in range(60)])
+    found = [d.id for d in retriever.search(["oak"], 40)[0]]
     assert found == ["d30", *(f"d{i}" for i in range(40) if i != 30)]
 
 

@@ -78,18 +78,10 @@ def test_an_index_behind_a_link_is_replaced_where_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_an_index_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch, failing):
+def test_an_index_that_cannot_take_its_place_leaves_the_old_one(tmp_path, rename_fails, failing):
     corpus = write_corpus(tmp_path / "corpus.jsonl", passages(5))
     build_index("bm25", corpus, tmp_path / "index")
-    rename, renamed = os.rename, []
-
-    def fails_once(source, target):
-        renamed.append(target)
-        if len(renamed) == failing:
-            raise OSError(28, "No space left on device")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", fails_once)
+    rename_fails(failing)
     with pytest.raises(ToolError, match=r"index: cannot be written \(No space left"):
         build_index("bm25", corpus, tmp_path / "index", k1=1.2)
     assert describe_index(tmp_path / "index")["options"]["k1"] == 0.9
