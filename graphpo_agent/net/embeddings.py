@@ -11,7 +11,7 @@ from graphpo_agent.errors import ToolError
 from graphpo_agent.net.chat import classify_openai
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict
-from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.failures import CallFailed, FailureTally
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.net.secrets import bearer
 from graphpo_agent.net.store import CallStore
@@ -43,7 +43,6 @@ class _ServedEmbedder:
         prefix: str,
     ) -> None:
         check_counts("embeddings", batch_size=batch_size)
-        self._failed = 0
         self._service = service
         self._url = url
         self._request_body = request_body
@@ -52,13 +51,13 @@ class _ServedEmbedder:
         self._concurrency = concurrency
         self._prefix = prefix
         self._dimension: int | None = None
-        self._last_failure = ""
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the dimension
+        self._tally = FailureTally()
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Texts without a vector so far."""
-        return {"embedder/failed": self._failed}
+        return {"embedder/failed": self._tally.failed}
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[num_texts, dimension]; see the class for rows of zeros.
@@ -73,8 +72,8 @@ class _ServedEmbedder:
         starts = range(0, len(unique), self._batch_size)
         batches = [unique[start : start + self._batch_size] for start in starts]
         found = in_threads(self._batch, batches, self._concurrency)
-        if self._dimension is None:
-            raise ToolError(f"no text could be embedded: {self._last_failure}")
+        self._tally.check("no text could be embedded")
+        assert self._dimension is not None
         by_text = {text: vector for vectors in found for text, vector in vectors.items()}
         rows = np.zeros((len(texts), self._dimension), np.float32)
         for row, text in zip(rows, texts, strict=True):
@@ -89,14 +88,12 @@ class _ServedEmbedder:
         except CallFailed as failure:
             if failure.kind == "bad_arguments" and len(texts) > 1:  # one of them, or too many
                 return {key: value for text in texts for key, value in self._batch([text]).items()}
-            with self._lock:
-                self._failed += len(texts)
-                self._last_failure = str(failure)
+            self._tally.fail(str(failure), len(texts))
             return {}
+        self._tally.answer()
         rows = zip(texts, vectors, strict=True)
         found = {text: vector for text, vector in rows if np.isfinite(vector).all()}
-        with self._lock:
-            self._failed += len(texts) - len(found)
+        self._tally.fail("not all numbers of a vector are finite", len(texts) - len(found))
         return found
 
     def _call(self, texts: list[str]) -> NDArray[np.float32]:

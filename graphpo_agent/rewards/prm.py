@@ -1,7 +1,6 @@
 """A process reward model behind vLLM's ``/pooling``."""
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.chat import classify_openai
 from graphpo_agent.net.client import HttpService, Limits, Reply, Verdict
-from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.failures import CallFailed, FailureTally
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.net.secrets import bearer
 from graphpo_agent.net.store import CallStore
@@ -85,15 +84,12 @@ class VllmStepScorer:
         self._step_token = step_token
         self._system = system
         self._concurrency = concurrency
-        self._answered = False
-        self._failed = 0
-        self._last_failure = ""
-        self._lock = threading.Lock()
+        self._tally = FailureTally()
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Responses without scores so far."""
-        return {"prm/failed": self._failed}
+        return {"prm/failed": self._tally.failed}
 
     def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
         """For each response one score per step; see the class for NaN.
@@ -103,8 +99,7 @@ class VllmStepScorer:
                 give two probabilities per step; or no response has been scored yet.
         """
         scores = in_threads(self._score, responses, self._concurrency)
-        if self._last_failure and not self._answered:
-            raise ToolError(f"no response could be scored: {self._last_failure}")
+        self._tally.check("no response could be scored")
         return scores
 
     def _score(self, response: SteppedResponse) -> list[float]:
@@ -115,9 +110,7 @@ class VllmStepScorer:
         try:
             rows = _rows(self._service.call("POST", self._url, body=body).json())
         except CallFailed as failure:
-            with self._lock:
-                self._failed += 1
-                self._last_failure = str(failure)
+            self._tally.fail(str(failure))
             return [math.nan] * len(response.steps)
         assert rows is not None
         if rows.shape != (len(response.steps), 2) or not _are_probabilities(rows):
@@ -128,7 +121,7 @@ class VllmStepScorer:
                 '--pooler-config \'{"pooling_type": "STEP", "step_tag_id": …}\' where vLLM does '
                 "not know the token)"
             )
-        self._answered = True
+        self._tally.answer()
         return rows[:, 1].tolist()
 
 

@@ -1,12 +1,10 @@
 """States described by a frozen model other than the policy (paper, section 3.2)."""
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 
-from graphpo_agent.errors import ToolError
 from graphpo_agent.net.chat import without_thinking
-from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.failures import CallFailed, FailureTally
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.protocols import ChatModel, Scheduler
 from graphpo_agent.rollout.agent_memory import AgentMemory
@@ -59,19 +57,16 @@ class FrozenSummary:
             max_characters: of the policy's words and what it found; see ``written_path``.
             concurrency: summaries asked for at once.
         """
-        self._failed = 0
-        self._last_failure = ""
-        self._answered = False
+        self._tally = FailureTally()
         self._chat = chat
         self._max_summary_tokens = max_summary_tokens
         self._max_characters = max_characters
         self._concurrency = concurrency
-        self._lock = threading.Lock()
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Summaries that could not be had so far."""
-        return {"summary/failed": self._failed}
+        return {"summary/failed": self._tally.failed}
 
     async def describe(
         self, scheduler: Scheduler, states: Sequence[PathState]
@@ -89,25 +84,22 @@ class FrozenSummary:
     def _summaries(self, paths: list[str]) -> list[str | None]:
         unique = list(dict.fromkeys(paths))
         texts = in_threads(self._summary, unique, self._concurrency)
-        if self._last_failure and not self._answered:
-            raise ToolError(f"no path could be summed up: {self._last_failure}")
+        self._tally.check("no path could be summed up")
         by_path = dict(zip(unique, texts, strict=True))
         return [by_path[path] for path in paths]
 
     def _summary(self, path: str) -> str | None:
-        failure = _NO_TEXT
         try:
             reply = self._chat.reply(summary_messages(path), self._max_summary_tokens)
-        except CallFailed as error:
-            reply, failure = "", str(error)
+        except CallFailed as failure:
+            self._tally.fail(str(failure))
+            return None
         text = without_thinking(reply)
-        with self._lock:
-            if text:
-                self._answered = True
-                return text
-            self._failed += 1
-            self._last_failure = failure
-        return None
+        if not text:
+            self._tally.fail(_NO_TEXT)
+            return None
+        self._tally.answer()
+        return text
 
 
 def summary_messages(path: str) -> list[Message]:
