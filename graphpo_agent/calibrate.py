@@ -29,6 +29,7 @@ from graphpo_agent.evals.calibrate_values import StateChoice, replay_graphs, sam
 from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
 from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.outputs import check_above
 from graphpo_agent.report.task_bar import TaskBar
@@ -116,8 +117,8 @@ def tasks_of(graphs: Sequence[RolloutGraph], tasks: Sequence[Task]) -> list[Task
     by_id = {task.id: task for task in tasks}
     found: list[Task] = []
     for graph in graphs:
-        in_run = graph.id.partition("/")[2] if graph.id.startswith("step-") else graph.id
-        task = by_id.get(graph.id, by_id.get(in_run))
+        of_step = split_step_id(graph.id)
+        task = by_id.get(graph.id) or (by_id.get(of_step[1]) if of_step else None)
         if task is None:
             raise DataError(
                 f"graph {graph.id!r}: no task of that id among the {len(tasks)} known; "

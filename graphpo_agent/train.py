@@ -28,6 +28,7 @@ from graphpo_agent.errors import RunError
 from graphpo_agent.evals.heldout import Evaluation, judged_paths, measured, sample
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
+from graphpo_agent.graph.step_id import step_id
 from graphpo_agent.memory import describe_memory
 from graphpo_agent.methods.method import Credit, Method, credits_of, training_sample
 from graphpo_agent.methods.prefix_pool import Grown, PrefixPool
@@ -291,7 +292,7 @@ def _grown(rollout: Rollout, starts: Mapping[str, Prefix], expander: Expander) -
 def _largest(signal: Signal, step: int) -> str:
     """The graph that a step shows, of those with signal, in one line."""
     rollout, credit = max(signal, key=lambda pair: pair[0].graph.num_nodes)
-    named = replace(rollout.graph, id=f"step-{step}/{rollout.task.id}")
+    named = replace(rollout.graph, id=step_id(step, rollout.task.id))
     return graph_to_json(named, credit.classes)
 
 

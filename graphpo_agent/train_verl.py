@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from graphpo_agent.engines.verl.settings import (
     verl_settings,
 )
 from graphpo_agent.errors import ConfigError, RunError, first_line
+from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.run_tasks import usable_tasks
@@ -264,8 +265,8 @@ def rewind_logs(run: RunDirectory) -> int:
         raise RunError(
             f"{run.path} ended before its first checkpoint: start it again without --resume"
         )
-    rows = _logged(run.metrics_path)
-    logged = [row["step"] for _, row in rows]
+    rows = _logged(run.metrics_path, lambda row: row["step"])
+    logged = [step for _, step in rows]
     there = _checkpoint_steps(run.checkpoints_path)
     if text := newest.read_text().strip():
         there = [step for step in there if step <= int(text)]
@@ -276,10 +277,10 @@ def rewind_logs(run: RunDirectory) -> int:
         raise RunError(
             f"{run.checkpoints_path} holds no complete checkpoint any more; set another output=…"
         )
-    graphs = _logged(run.graphs_path)
+    graphs = _logged(run.graphs_path, _step_of_graph)
     write_atomically(newest, str(step))
-    write_atomically(run.metrics_path, "".join(line for line, row in rows if row["step"] <= step))
-    write_atomically(run.graphs_path, "".join(line for line, row in graphs if _of(row) <= step))
+    write_atomically(run.metrics_path, "".join(line for line, of in rows if of <= step))
+    write_atomically(run.graphs_path, "".join(line for line, of in graphs if of <= step))
     return step
 
 
@@ -289,17 +290,19 @@ def _checkpoint_steps(checkpoints: Path) -> list[int]:
     return [int(step) for name in found if (step := name.removeprefix("global_step_")).isdecimal()]
 
 
-def _logged(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The lines of a log and what they hold; a last one that was cut off is left out."""
+def _logged(path: Path, step_of: Callable[[Any], int]) -> list[tuple[str, int]]:
+    """The lines of a log, each with its step; a last one that was cut off is left out."""
     lines = path.read_text().splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     try:
-        return [(line, json.loads(line)) for line in lines]
-    except ValueError as error:
+        return [(line, step_of(json.loads(line))) for line in lines]
+    except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path}: not a log of a run: {first_line(error)}") from error
 
 
-def _of(graph: Mapping[str, Any]) -> int:
-    """The step that a line of graphs.jsonl is of; ``{"id": "step-3/task"}`` is of 3."""
-    return int(graph["id"].partition("/")[0].removeprefix("step-"))
+def _step_of_graph(graph: Any) -> int:
+    found = split_step_id(str(graph["id"]))
+    if found is None:
+        raise ValueError(f"a graph's id is {graph['id']!r:.40}, of no step")
+    return found[0]

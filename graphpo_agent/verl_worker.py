@@ -26,6 +26,7 @@ from graphpo_agent.evals.heldout import leaves
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.graph.step_id import step_id
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.protocols import Policy, Tokenizer
@@ -84,7 +85,7 @@ class RunWorker:
             return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, met)
         line = None
         if derive_seed(step, task.id) % self.prompts_per_step == 0:  # about one a step
-            named = replace(rollout.graph, id=f"step-{step}/{task.id}")
+            named = replace(rollout.graph, id=step_id(step, task.id))
             line = graph_to_json(named, credit.classes)
         trained = rows.rows if self.moves_all else moving_rows(rows.rows)
         trained = trained or [_untrained(rollout, self.terms)]
