@@ -12,7 +12,6 @@ import warnings
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from graphpo_agent.cli import main
 from graphpo_agent.compare import MethodFile, find_methods, time_left
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.types import Outcome, Task
+from tests.runs import rows, without_times
 from tests.worlds import ROOT, run_arguments, start_command
 
 METHODS = ["treerpo", "grpo/as_released"]
@@ -43,15 +43,6 @@ def arguments(place: Path, out: Path, *more: str, methods: list[str] = METHODS) 
     config, _, *overrides = run_arguments(place, out, "train.steps=2", *more)
     options = ["--methods", *methods, "--seeds", "2", "--out", str(out)]
     return ["compare", config, *overrides, "update.learning_rate=2e-3", *options]
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(run: Path) -> list[dict[str, Any]]:
-    timed = ("time/", "tokens/per_second")
-    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows(run)]
 
 
 def everything(out: Path) -> dict[Path, bytes]:

@@ -1,61 +1,17 @@
-"""Whole runs through the command line: both modes, stopped and resumed."""
+"""Whole runs through the command line, in both modes."""
 
 import json
-import re
-import resource
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import graphpo_agent.train as train_module
-from graphpo_agent import commands
-from graphpo_agent.atomic import write_atomically
 from graphpo_agent.cli import main
-from graphpo_agent.errors import RunError
 from graphpo_agent.graph.jsonl import read_graphs
-from graphpo_agent.net.chat import OpenAIChat
-from graphpo_agent.report.run_dir import RunDirectory, locked
-from graphpo_agent.rewards.judge import Judge
-from graphpo_agent.rollout.grow import Grower
-from graphpo_agent.types import Outcome, Task
-from tests.net.servers import Script, always, answer, serving
-from tests.worlds import (
-    ROOT,
-    Storm,
-    files_of_at_most,
-    run_arguments,
-    start_command,
-    wait_for,
-)
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(run: Path) -> list[dict[str, Any]]:
-    timed = ("time/", "tokens/per_second")
-    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows(run)]
-
-
-def weights(run: Path) -> bytes:
-    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    return (newest / "model.safetensors").read_bytes()
-
-
-def test_a_run_takes_no_directory_of_something_else(tmp_path: Path) -> None:
-    manifest = tmp_path / "index" / "manifest.json"
-    manifest.parent.mkdir()
-    manifest.write_text('{"kind": "bm25", "corpus": "../corpus.jsonl"}')
-    with pytest.raises(RunError, match=r"manifest\.json is there and no run wrote it"):
-        RunDirectory(manifest.parent).check_new()
+from tests.runs import rows, weights
+from tests.worlds import run_arguments
 
 
 @pytest.mark.parametrize("world", ["kb", "reach"])
@@ -79,26 +35,6 @@ def test_what_a_run_leaves(world: str, request: pytest.FixtureRequest, tmp_path:
     }
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["seed"] == 0 and manifest["versions"]["torch"]
-
-
-def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(kb: Path, tmp_path: Path) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert main(["train", *run_arguments(kb, whole)]) == 0
-    assert main(["train", *run_arguments(kb, halves, "train.steps=2")]) == 0
-    # The graph logs must be cut back to the checkpoint: leave something behind it.
-    with (halves / "graphs.jsonl").open("a") as file:
-        file.write("half a line that a crash left")
-    (halves / "config.yaml").write_text((whole / "config.yaml").read_text())
-    assert main(["train", "--resume", str(halves)]) == 0
-    assert weights(whole) == weights(halves) != (kb / "policy" / "model.safetensors").read_bytes()
-    # Step 2 was the last one in the first half, so it was also evaluated greedily there.
-    drop = {"progress", "eval/greedy_accuracy"}
-    stripped = [
-        [{k: v for k, v in row.items() if k not in drop} for row in without_times(run)]
-        for run in (whole, halves)
-    ]
-    assert stripped[0] == stripped[1]
-    assert (whole / "graphs.jsonl").read_text() == (halves / "graphs.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -147,87 +83,6 @@ def test_another_seed_draws_other_rollouts(reach: Path, tmp_path: Path) -> None:
         arguments = run_arguments(reach, run, f"seed={seed}", "train.steps=1")
         assert main(["train", *arguments]) == 0
     assert weights(runs[0]) == weights(runs[1]) != weights(runs[2])
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_from_its_last_step(reach: Path, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    long = ["train.steps=30", "train.eval_every=100"]
-    assert main(["train", *run_arguments(reach, whole, *long)]) == 0
-    process = start_command(["train", *run_arguments(reach, killed, *long)])
-    wait_for(lambda: len(list(killed.glob("checkpoints/step-*"))) >= 2, process)
-    process.kill()
-    process.wait()
-    assert main(["train", "--resume", str(killed)]) == 0
-    assert weights(whole) == weights(killed)
-    assert without_times(whole) == without_times(killed)
-
-
-@pytest.mark.slow
-def test_ctrl_c_is_status_130_and_one_line(reach: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = start_command(["train", *run_arguments(reach, run, "train.steps=500")])
-    wait_for(
-        lambda: (run / "checkpoints").exists() and any(run.glob("checkpoints/step-*")), process
-    )
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error == "graphpo: interrupted\n"
-    assert not list(run.glob("checkpoints/.partial*"))
-    assert main(["train", "--resume", str(run), f"train.steps={rows(run)[-1]['step'] + 1}"]) == 0
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(reach: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    kept = weights(run)
-
-    def no_large_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, 16_000))
-
-    process = start_command(
-        ["train", "--resume", str(run), "train.steps=3"], preexec_fn=no_large_files
-    )
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert error.count("\n") == 1 and error.startswith("graphpo: ")
-    assert weights(run) == kept
-    assert main(["train", "--resume", str(run), "train.steps=3"]) == 0
-
-
-@pytest.mark.parametrize("log", ["metrics", "graphs"])
-def test_a_disk_that_is_full_at_a_log_names_it(
-    reach: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    log: str,
-) -> None:
-    run = tmp_path / "run"
-    path = run / f"{log}.jsonl"
-    writer = {"metrics": "log_metrics", "graphs": "log_graph"}[log]
-    write = getattr(RunDirectory, writer)
-
-    def on_a_full_disk(self: RunDirectory, row: Any) -> None:
-        with files_of_at_most(path.stat().st_size + 100):
-            write(self, row)
-
-    monkeypatch.setattr(RunDirectory, writer, on_a_full_disk)
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 2
-    says = f"graphpo: File too large ({path}); what was complete before is still there\n"
-    assert capsys.readouterr().err.endswith(says)
-    assert path.read_text() == ""
-
-
-def test_a_disk_that_is_full_at_a_whole_file_names_it_and_keeps_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-    with files_of_at_most(100), pytest.raises(OSError, match="too large") as caught:
-        write_atomically(path, "new" * 100)
-    assert caught.value.filename == str(path)
-    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
 def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
@@ -297,47 +152,6 @@ def test_what_only_an_agent_has_is_refused_in_segment_mode(
     assert says in capsys.readouterr().err
 
 
-def test_a_step_whose_every_path_met_an_outage_ends_the_run_with_one_line(
-    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained = {json.loads(line)["id"] for line in (kb / "train.jsonl").open()}
-    let_it_storm(train_module, monkeypatch, trained.__contains__)
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(kb, run)]) == 2
-    error = capsys.readouterr().err
-    assert "trajectories unscored (outage_limit: 0.5)" in error and error.count("\n") == 1
-    assert [row["step"] for row in rows(run)] == [0]
-
-
-def test_a_search_server_that_is_down_ends_the_run_though_some_paths_need_none(
-    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    remote = "{class: retrievers.remote:RemoteRetriever, urls: '127.0.0.1:9', "
-    down = f"mode.tools.search.retriever={remote} deadline_s: 0.5, tries: 1}}"
-    run = tmp_path / "run"
-    seldom = ["outage_limit=0.001", "train.prompts_per_step=6"]  # does this policy search
-    made = [a for a in run_arguments(kb, run, *seldom) if not a.startswith("mode.tools")]
-    assert main(["train", *made, down]) == 2
-    captured = capsys.readouterr()
-    assert "of this step's trajectories unscored" not in captured.out
-    (line,) = captured.err.splitlines()[-1:]
-    assert re.search("outages met ([1-9][0-9]*) of \\1 tool calls and left", line)
-    assert all(row.get("tokens/tool_calls", 0) == 0 for row in rows(run))  # nobody searched yet
-    assert main(["eval", *made, down, "--samples", "32"]) == 2
-    assert "accuracy" not in capsys.readouterr().out
-
-
-def test_a_step_that_lost_some_paths_to_outages_says_so(
-    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_it_storm(train_module, monkeypatch, lambda task: sum(task.encode()) % 4 == 0)
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(kb, run, "outage_limit=0.99")]) == 0
-    out = capsys.readouterr().out
-    assert out.count("of this step's trajectories unscored; rollout/left_out") == 1
-    assert any(0 < row.get("rollout/left_out", 0) < 1 for row in rows(run))
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -386,43 +200,6 @@ def test_a_policy_that_diverges_is_one_line_and_status_2(
     assert "the policy has diverged; lower " in capsys.readouterr().err
 
 
-def contents(run: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-
-
-def test_a_run_is_not_overwritten(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    before = contents(run)
-    capsys.readouterr()
-    absent = f"model.path={tmp_path / 'absent'}"
-    for more in ([], [absent], ["--dry-run"]):
-        assert main(["train", *run_arguments(reach, run, *more)]) == 2
-        assert f"continue it with --resume {run}" in capsys.readouterr().err
-    below = run / "config.yaml/run"
-    assert main(["train", *run_arguments(reach, below), "--dry-run"]) == 2
-    assert f"{run / 'config.yaml'} is no directory" in capsys.readouterr().err
-    assert before == contents(run)
-
-
-def test_a_run_that_is_under_way_is_left_alone(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    before = contents(run)
-    capsys.readouterr()
-    with locked(run):
-        for again in (["train", *run_arguments(reach, run)], ["train", "--resume", str(run)]):
-            assert main(again) == 2
-            error = capsys.readouterr().err
-            assert error == f"graphpo: {run} is in use: another process trains there\n"
-        assert before == contents(run)
-    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
-
-
 def test_rollout_eval_score_and_report(
     kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -438,87 +215,6 @@ def test_rollout_eval_score_and_report(
     lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
     assert len(lines) == 16 and all(line["reward"] in (0.0, 0.5, 1.0) for line in lines)
     assert not (tmp_path / "run").exists()
-
-
-def let_it_storm(module: Any, monkeypatch: pytest.MonkeyPatch, met: Callable[[str], bool]) -> None:
-    build = module.build_grower
-
-    def stormy(config: Any) -> Grower:
-        grower = build(config)
-        return replace(grower, expander=Storm(grower.expander, met))
-
-    monkeypatch.setattr(module, "build_grower", stormy)
-
-
-def test_eval_says_how_many_trajectories_outages_left_out(
-    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stormy = {json.loads(line)["id"] for line in list((kb / "heldout.jsonl").open())[:3]}
-    transcripts = tmp_path / "t.jsonl"
-    let_it_storm(commands, monkeypatch, stormy.__contains__)
-    arguments = ["eval", *run_arguments(kb, tmp_path / "run"), "--samples", "2"]
-    assert main([*arguments, "--out", str(transcripts)]) == 0
-    out = capsys.readouterr().out
-    assert "5 tasks, 10 trajectories" in out and "left out: 6 trajectories" in out
-    lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
-    assert len(lines) == 16
-    for line in lines:
-        hit = line["id"].split("/")[0] in stormy
-        assert (line["reward"] is None) == hit and line["outages"] == hit
-    assert main([*arguments, "outages=score"]) == 0
-    out = capsys.readouterr().out
-    assert "8 tasks, 16 trajectories" in out and "left out" not in out
-
-
-class ResponseJudge:
-    """A judge that is shown whole responses."""
-
-    def __init__(self, *, url: str) -> None:
-        self._judge = Judge(OpenAIChat(url, "m", tries=1))
-
-    def __call__(self, task: Task, outcome: Outcome) -> float:
-        return self._judge(task, replace(outcome, answer=outcome.response))
-
-
-@pytest.mark.filterwarnings("ignore:chat model")
-def test_what_a_judge_that_is_down_cannot_judge_does_not_count(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = {"choices": [{"message": {"content": '{"verdict": "correct"}'}}]}
-    flaky = lambda before, _: answer(said) if before % 3 else answer({}, 503)  # noqa: E731
-    transcripts = tmp_path / "t.jsonl"
-
-    def evaluated(script: Script) -> tuple[int, list[float | None]]:
-        with serving(script) as server:
-            judge = f"reward={{class: {__name__}:ResponseJudge, url: '{server.url}'}}"
-            arguments = ["eval", *run_arguments(reach, tmp_path / "run", judge)]
-            status = main([*arguments, "--out", str(transcripts)])
-        return status, [json.loads(line)["reward"] for line in transcripts.open()]
-
-    status, rewards = evaluated(flaky)
-    out = capsys.readouterr().out
-    assert status == 0 and set(rewards) == {None, 1.0} and "accuracy 100.0%" in out
-    assert f"left out: {rewards.count(None)} trajectories that outages left unscored" in out
-    status, rewards = evaluated(always(answer({}, 503)))
-    assert status == 2
-    assert "left 8 of 8 trajectories unscored" in capsys.readouterr().err
-
-
-def test_an_evaluation_that_outages_left_nothing_of_has_no_accuracy(
-    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_it_storm(commands, monkeypatch, lambda task: True)
-    assert main(["eval", *run_arguments(kb, tmp_path / "run")]) == 2
-    captured = capsys.readouterr()
-    assert "accuracy 0" not in captured.out
-    assert "left 8 of 8 trajectories unscored" in captured.err
-    held_out = {json.loads(line)["id"] for line in (kb / "heldout.jsonl").open()}
-    let_it_storm(train_module, monkeypatch, held_out.__contains__)
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(kb, run, "train.steps=1", "train.max_resample=0")]) == 0
-    assert "held-out accuracy unknown → unknown" in capsys.readouterr().out
-    for row in rows(run):
-        assert row["eval/outages"] > 0 and "eval/accuracy" not in row
 
 
 def test_a_small_task_file_ends_resampling_not_the_run(reach: Path, tmp_path: Path) -> None:
@@ -590,143 +286,6 @@ def test_a_sliding_window_that_ends_contexts_early_is_told(
     assert "the policy's context of 8; remove" in error and "longer context" in error
 
 
-@pytest.mark.parametrize("change", [str(ROOT / "configs/toy/reach.yaml"), "output=elsewhere"])
-def test_a_resumed_run_stays_where_and_what_it_is(
-    change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    before = (run / "config.yaml").read_text(), rows(run)
-    capsys.readouterr()
-    assert main(["train", "--resume", str(run), "train.steps=2", change]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert change in told and ((run / "config.yaml").read_text(), rows(run)) == before
-
-
-def test_overrides_of_a_resumed_run_are_told_and_kept(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    assert "from here on" not in capsys.readouterr().out
-    changes = ["train.steps=2", "update.learning_rate=5e-5"]
-    assert main(["train", "--resume", str(run), *changes]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line for line in told if line.startswith("from here on")] == [
-        "from here on update.learning_rate was 0.0003, now 5e-05",
-        "from here on train.steps was 1, now 2",
-    ]
-    (accuracy,) = (line for line in told if line.startswith("held-out accuracy"))
-    assert accuracy.split()[2] == f"{rows(run)[0]['eval/accuracy']:.1%}"
-    assert "steps: 2" in (run / "config.yaml").read_text()
-    assert len(json.loads((run / "manifest.json").read_text())["resumed"]) == 1
-    left = run / "checkpoints/.partial/step-000001"  # of a kill while it was deleted
-    left.mkdir(parents=True)
-    assert main(["train", "--resume", str(run)]) == 0
-    assert "complete after step 2;" in capsys.readouterr().out
-    assert not left.exists()
-
-
-def test_a_section_that_is_new_in_a_resumed_run_is_told_by_its_settings(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    capsys.readouterr()
-    assert main(["train", "--resume", str(run), "model.lora={rank: 2}"]) == 2
-    told = capsys.readouterr().out.splitlines()
-    assert {line for line in told if line.startswith("from here on")} == {
-        "from here on model.lora.rank was not set, now 2",
-        "from here on model.lora.alpha was not set, now 32.0",
-        "from here on model.lora.target_modules was not set, now null",
-    }
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "model.lora={rank: 2}",
-        "method={name: pros, group_size: 4}",
-        "reward=tests.worlds:bad_reward",  # fails in the first step
-        "train.steps=9",
-    ],
-)
-def test_a_resume_that_fails_changes_nothing(
-    change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    kept = run / "metrics.jsonl"
-    if change == "train.steps=9":
-        kept = kept.rename(tmp_path / "mislaid.jsonl")
-    files = (run / "config.yaml", run / "manifest.json", kept)
-    before = [path.read_bytes() for path in files]
-    assert main(["train", "--resume", str(run), "train.steps=2", change]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert [path.read_bytes() for path in files] == before
-    kept.rename(run / "metrics.jsonl")
-    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
-    assert rows(run)[-1]["step"] == 2
-
-
-def test_a_run_that_never_reached_a_checkpoint_is_replaced(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    arguments = run_arguments(reach, run, "train.steps=1")
-    assert main(["train", *arguments, "reward=tests.worlds:bad_reward"]) == 2
-    assert "outside [0, 1]" in capsys.readouterr().err
-    assert main(["train", *arguments]) == 0
-    assert [row["step"] for row in rows(run)] == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "damage", ["model.safetensors", "optimizer.pt", "metrics.jsonl", "manifest.json"]
-)
-def test_damage_is_named_before_anything_is_changed(
-    damage: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    (path,) = run.rglob(damage)
-    path.write_bytes(path.read_bytes()[:10])
-    before = {file: file.read_bytes() for file in run.rglob("*.jsonl")}
-    assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
-    error = capsys.readouterr().err
-    named = f"{path.parent} cannot be loaded" if path.suffix == ".safetensors" else str(path)
-    assert named in error and error.count("\n") == 1
-    assert ("delete that checkpoint" in error) == (damage != "manifest.json")
-    assert before == {file: file.read_bytes() for file in run.rglob("*.jsonl")}
-
-
-def test_a_directory_that_holds_no_run_to_resume_is_not_called_damaged(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no run \(config.yaml is missing\): name the output"):
-        RunDirectory.existing(tmp_path)
-    (tmp_path / "config.yaml").touch()
-    says = r"holds no run to resume \(manifest.json is missing\): start one without --resume"
-    with pytest.raises(RunError, match=says):
-        RunDirectory.existing(tmp_path).check_manifest()
-
-
-def test_files_that_no_run_wrote_are_not_overwritten(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text("my: own")
-    assert main(["train", *run_arguments(reach, tmp_path, "train.steps=1")]) == 2
-    assert f"{tmp_path / 'config.yaml'} is there" in capsys.readouterr().err
-    assert contents(tmp_path) == {tmp_path / "config.yaml": b"my: own"}
-
-
-def test_neither_a_copy_of_a_checkpoint_nor_half_of_one_is_a_checkpoint(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    for name in ("step-000010", "step-000009", "step-000009.bak", "step-old", "step-1000000"):
-        (run.checkpoints_path / name).mkdir(parents=True)
-        (run.checkpoints_path / name / "progress.json").touch()
-    (run.checkpoints_path / "step-2000000").mkdir()
-    names = [path.name for path in run.checkpoints()]
-    assert names == ["step-000009", "step-000010", "step-1000000"]
-
-
 @pytest.mark.parametrize("out", ["nowhere/x.jsonl", ".", "/dev/null"])
 @pytest.mark.parametrize("verb", ["rollout", "eval"])
 def test_an_impossible_output_is_refused_before_the_work(
@@ -735,16 +294,3 @@ def test_an_impossible_output_is_refused_before_the_work(
     arguments = run_arguments(reach, tmp_path / "run", "model.path=/never/loaded")
     assert main([verb, *arguments, "--out", out]) == 2
     assert "output" in capsys.readouterr().err
-
-
-def test_a_corrupt_checkpoint_names_itself(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    progress = run / "checkpoints" / "step-000001" / "progress.json"
-    for damaged in ("{", "null", "{}"):
-        progress.write_text(damaged)
-        assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
-        assert str(progress) in capsys.readouterr().err
-    assert main(["train", "--resume", str(tmp_path / "nothing")]) == 2

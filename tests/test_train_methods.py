@@ -12,6 +12,7 @@ import pytest
 from graphpo_agent.cli import main
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.graph.samples import TrainingSample, row_paths, to_path_rows
+from tests.runs import rows
 from tests.worlds import run_arguments
 
 METHODS = {
@@ -45,10 +46,6 @@ IN_SEGMENTS = {
     "treerl": "{name: treerl, trees: 2, select: 5}",
     "spo_chain": "{name: spo_chain, num_chains: 2, rollouts: 2, cut_interval: 3}",
 }
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture

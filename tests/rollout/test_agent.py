@@ -1,3 +1,5 @@
+"""Agent turns: what is sampled, called, observed and remembered along a path."""
+
 import json
 import math
 import threading
@@ -10,89 +12,38 @@ from hypothesis import strategies as st
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.rollout.agent import TurnExpander
 from graphpo_agent.rollout.agent_memory import AgentMemory, recall, recalled
-from graphpo_agent.rollout.dialects.asearcher import ASearcherDialect
-from graphpo_agent.rollout.dialects.base import InvalidAction
-from graphpo_agent.rollout.dialects.hermes import HermesDialect, ToolSignature
 from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.summarize import documents_key
-from graphpo_agent.types import (
-    Document,
-    PathState,
-    Prefix,
-    SamplingParams,
-    Step,
-    Task,
-    ToolResult,
-)
+from graphpo_agent.types import Document, Prefix, Task, ToolResult
 from retrievers.bm25 import Bm25Retriever, build_bm25
 from retrievers.remote import RemoteRetriever
 from tests.rollout.scripted import (
-    END_OF_MESSAGE,
     EOS,
     SPECIAL_SPELLING,
-    START,
     ByteTokenizer,
     Library,
-    Printer,
     ScriptedPolicy,
     bytes_of,
     expand,
 )
+from tests.rollout.walking import (
+    ANSWER,
+    INVALID,
+    KARO,
+    LITA,
+    MUTE,
+    SAMPLING,
+    SEARCH_KARO,
+    SEARCH_LITA,
+    SHELVES,
+    TASK,
+    make,
+    observation_of,
+    turns,
+    walk,
+)
 from tools.search import SearchTool
-
-TASK = Task(id="t1", question="When was the mentor of Karo Venn born?", answers=("1987",))
-SAMPLING = SamplingParams()
-KARO = Document("7", '"Karo Venn"\nmentor : Lita Bosdal')
-LITA = Document("3", '"Lita Bosdal"\nborn : 1987')
-SHELVES = {"Karo": (KARO,), "Lita": (LITA, KARO), "both": (KARO, LITA)}
-_ACTION = SearchR1Dialect().parse("")
-assert isinstance(_ACTION, InvalidAction)
-INVALID = SearchR1Dialect().correction(_ACTION).text
-
-
-def make(tool=None, **options):
-    settings_ = {
-        "max_turns": 4,
-        "max_turn_tokens": 400,
-        "max_observation_tokens": 400,
-        "max_response_tokens": 4000,
-    } | options
-    tool = tool or Library(SHELVES)
-    return TurnExpander(dialect=SearchR1Dialect(), tools={"search": tool}, **settings_)
-
-
-def turns(*said):
-    """A policy script: the n-th turn of a path says ``said[n]``, told by its observations."""
-
-    def script(context, seed):
-        text = ByteTokenizer().decode(context)
-        prompt = text.index("Question:")
-        count = text.count("<information>", prompt) + text.count(INVALID, prompt)
-        return said[count]
-
-    return script
-
-
-def walk(expander, policy) -> tuple[PathState, list[Step]]:
-    root = state = expander.start(policy, TASK)
-    steps = []
-    while not steps or not steps[-1].terminal:
-        steps += expand(expander, policy, [state], [0], SAMPLING)
-        state = steps[-1].state
-        assert len(steps) <= expander.max_layers
-    return root, steps
-
-
-SEARCH_KARO = bytes_of("<think> mentor </think> <search> Karo </search>")
-SEARCH_LITA = bytes_of("<search> Lita </search>")
-ANSWER = bytes_of("<think> so </think> <answer> 1987 </answer>")
-MUTE = (*b"hmm", EOS)
-
-
-def observation_of(*documents):
-    shown = "\n".join(f"Doc {i}(Title: {d.title}) {d.text}" for i, d in enumerate(documents, 1))
-    return f"\n\n<information>{shown}</information>\n\n"
 
 
 def test_a_path_is_prompt_then_sampled_and_observed_tokens_exactly():
@@ -156,96 +107,6 @@ def test_invalid_action_keeps_its_eos_and_is_told_so():
     assert steps[1].state.context.token_ids == (*root.prompt_ids, *steps[0].token_ids, *ANSWER)
 
 
-def test_turn_cut_by_its_own_limit_without_an_action_is_invalid():
-    policy = ScriptedPolicy(turns(bytes_of("x" * 50), ANSWER))
-    _, steps = walk(make(max_turn_tokens=45), policy)
-    assert sum(steps[0].loss_mask) == 45 and steps[0].status == "invalid_action"
-
-
-@pytest.mark.parametrize("last", [SEARCH_LITA, MUTE])
-def test_last_turn_without_an_answer_ends_the_path_and_runs_no_tool(last):
-    tool = Library(SHELVES)
-    _, steps = walk(make(tool, max_turns=2), ScriptedPolicy(turns(SEARCH_KARO, last)))
-    assert (steps[-1].terminal, steps[-1].status) == (True, "out_of_turns")
-    assert steps[-1].token_ids == last and 0 not in steps[-1].loss_mask
-    assert tool.batches == [["Karo"]] and steps[-1].tool_calls == 0
-
-
-def test_answer_in_the_last_turn_counts():
-    _, steps = walk(make(max_turns=1), ScriptedPolicy(turns(ANSWER)))
-    assert steps[-1].status == "answered" and steps[-1].state.answer == "1987"
-
-
-@pytest.mark.parametrize(
-    ("max_response_tokens", "edge", "path"), [(4000, 400, 1600), (1000, 400, 1000), (90, 90, 90)]
-)
-def test_what_a_turn_and_a_path_can_cost_at_most(max_response_tokens, edge, path):
-    expander = make(max_response_tokens=max_response_tokens)
-    assert (expander.edge_tokens, expander.path_tokens) == (edge, path)
-    policy = ScriptedPolicy(turns(SEARCH_KARO))
-    root = expander.start(policy, TASK)
-    assert expander.tokens_left(policy, root) == path
-    if max_response_tokens == 4000:
-        (step,) = expand(expander, policy, [root], [0], SAMPLING)
-        assert expander.tokens_left(policy, step.state) == 1200
-
-
-def test_response_limit_inside_a_turn_ends_the_path():
-    tool = Library(SHELVES)
-    limit = len(SEARCH_KARO)
-    _, steps = walk(make(tool, max_response_tokens=limit), ScriptedPolicy(turns(SEARCH_KARO)))
-    assert (steps[0].terminal, steps[0].status, tool.batches) == (True, "out_of_length", [])
-    _, steps = walk(make(max_response_tokens=limit - 1), ScriptedPolicy(turns(SEARCH_KARO)))
-    assert steps[0].token_ids == SEARCH_KARO[:-1] and steps[0].status == "out_of_length"
-
-
-@pytest.mark.parametrize(
-    ("limit", "status"),
-    [(None, "out_of_length"), (31, "out_of_length"), (30, "out_of_length"), (29, "out_of_budget")],
-)
-def test_a_turn_that_the_response_ends_as_early_as_the_budget_is_out_of_length(limit, status):
-    policy = ScriptedPolicy(turns(bytes_of("x" * 50)))
-    expander = make(max_response_tokens=30)
-    root = expander.start(policy, TASK)
-    scheduler = PolicyScheduler(policy, overlap=False)
-    ((step,),) = scheduler.run([expander.expand(scheduler, [root], [0], SAMPLING, limit)])
-    assert (step.status, step.terminal) == (status, True)
-    assert len(step.token_ids) == min(30, limit or 30)
-
-
-def test_an_answer_on_the_last_token_of_the_budget_counts():
-    policy = ScriptedPolicy(turns(ANSWER))
-    expander = make()
-    root = expander.start(policy, TASK)
-    scheduler = PolicyScheduler(policy, overlap=False)
-    work = expander.expand(scheduler, [root], [0], SAMPLING, len(ANSWER))
-    ((step,),) = scheduler.run([work])
-    assert (step.status, step.state.answer) == ("answered", "1987")
-
-
-def test_answer_on_the_last_token_of_the_response_limit_counts():
-    _, steps = walk(make(max_response_tokens=len(ANSWER)), ScriptedPolicy(turns(ANSWER)))
-    assert steps[0].status == "answered" and steps[0].state.answer == "1987"
-
-
-@pytest.mark.parametrize("limit", ["response", "context"])
-def test_observation_that_leaves_no_room_to_go_on_is_left_out(limit):
-    whole = len(SEARCH_KARO) + len(ByteTokenizer().encode(observation_of(KARO)))
-    for slack, goes_on in ((0, False), (1, True)):
-        expander, context = make(), 100_000
-        prompt = expander.start(ScriptedPolicy(turns()), TASK).prompt_tokens
-        if limit == "response":
-            expander = make(max_response_tokens=whole + slack)
-        else:
-            context = prompt + whole + slack
-        policy = ScriptedPolicy(turns(SEARCH_KARO, ANSWER), context)
-        (step,) = expand(expander, policy, [expander.start(policy, TASK)], [0], SAMPLING)
-        assert step.terminal != goes_on and step.tool_calls == 1
-        assert (step.status == "out_of_length") != goes_on
-        assert (len(step.token_ids) == len(SEARCH_KARO)) != goes_on
-        assert step.state.memory.documents_found == ((KARO,) if goes_on else ())
-
-
 def test_failed_tool_call_is_an_observation():
     policy = ScriptedPolicy(turns(bytes_of("<search> nowhere </search>"), ANSWER))
     _, steps = walk(make(), policy)
@@ -254,19 +115,6 @@ def test_failed_tool_call_is_an_observation():
     assert said.endswith("\n\n<information>no shelf for nowhere</information>\n\n")
     assert steps[0].state.memory == AgentMemory(("<search> nowhere </search>",), (), 1, 0)
     assert steps[0].state.outages == 0
-
-
-def test_long_observation_is_cut_inside_its_tags_and_unseen_documents_are_not_found():
-    opening, closing = "\n\n<information>", "</information>\n\n"
-    long = Document("9", '"Long"\n' + "x" * 300)
-    tool = Library({"Karo": (KARO, long, LITA)})
-    _, steps = walk(
-        make(tool, max_observation_tokens=90), ScriptedPolicy(turns(SEARCH_KARO, ANSWER))
-    )
-    observed = steps[0].token_ids[len(SEARCH_KARO) :]
-    text = ByteTokenizer().decode(observed)
-    assert len(observed) == 90 and text.startswith(opening) and text.endswith(closing)
-    assert steps[0].state.memory.documents_found == (KARO, long)
 
 
 def test_equal_queries_are_asked_once():
@@ -358,16 +206,6 @@ def test_special_tokens_spelled_in_documents_stay_text():
     assert not any(256 <= token <= 258 for token in steps[0].token_ids)
 
 
-def test_character_split_by_the_turn_limit_does_not_spoil_the_next_turn():
-    policy = ScriptedPolicy(turns(bytes_of("<think>é"), bytes_of("<answer> é </answer>")))
-    root = make().start(policy, TASK)
-    (cut,) = expand(make(max_turn_tokens=8), policy, [root], [0], SAMPLING)
-    assert cut.state.response == "<think>\ufffd" and cut.status == "invalid_action"
-    (last,) = expand(make(), policy, [cut.state], [0], SAMPLING)
-    assert last.state.answer == "é"
-    assert last.state.response == "<think>\ufffd\n<answer> é </answer>"
-
-
 def test_dialect_with_a_tool_that_is_not_configured_is_refused():
     with pytest.raises(ConfigError, match=r"search; configured: visit"):
         TurnExpander(
@@ -378,11 +216,6 @@ def test_dialect_with_a_tool_that_is_not_configured_is_refused():
             max_observation_tokens=1,
             max_response_tokens=1,
         )
-
-
-def test_prompt_without_room_names_the_task():
-    with pytest.raises(DataError, match="task 't1'"):
-        make().start(ScriptedPolicy(turns(), max_context_tokens=100), TASK)
 
 
 SAID = ["<search> Karo </search>", "<search> both </search>", "<search> ? </search>", "<search>"]
@@ -462,119 +295,6 @@ def test_a_search_server_that_is_not_there_is_an_outage():
     assert [step.status for step in steps] == ["tool_outage", "answered"]
 
 
-HERMES = HermesDialect({"search": ToolSignature("search", "", {})}, documents="search_r1")
-HERMES_CALL = bytes_of('<tool_call>{"name": "search", "arguments": {"query": "Karo"}}</tool_call>')
-
-
-def test_a_hermes_path_is_a_conversation_in_the_chat_template():
-    said = iter([HERMES_CALL, MUTE, (*HERMES_CALL, EOS), ANSWER])
-    policy = ScriptedPolicy(lambda context, seed: next(said))
-    expander = TurnExpander(
-        dialect=HERMES,
-        tools={"search": Library(SHELVES)},
-        max_turns=4,
-        max_turn_tokens=400,
-        max_observation_tokens=400,
-        max_response_tokens=4000,
-    )
-    root, steps = walk(expander, policy)
-    encode = ByteTokenizer().encode
-
-    def reply(text, after_eos):
-        inside = encode("user\n") + encode(f"<tool_response>\n{text}\n</tool_response>")
-        return (() if after_eos else (EOS,)) + (START, *inside, END_OF_MESSAGE, START)
-
-    correction = HERMES.parse("hm").reason
-    shown = 'Doc 1(Title: "Karo Venn") mentor : Lita Bosdal'
-    assert [step.token_ids for step in steps] == [
-        (*HERMES_CALL, *reply(shown, after_eos=False)),
-        (*MUTE, *reply(correction, after_eos=True)),
-        (*HERMES_CALL, *reply(shown, after_eos=False)),  # stopped at the call's end, before EOS
-        ANSWER,
-    ]
-    assert [sum(step.loss_mask) for step in steps] == [
-        len(HERMES_CALL),
-        len(MUTE),
-        len(HERMES_CALL),
-        len(ANSWER),
-    ]
-    path = [i for step in steps for i in step.token_ids]
-    assert steps[-1].state.context.token_ids == (*root.prompt_ids, *path)
-
-
-CODE = "print('<answer>x</answer>')\nprint('</answer>')"
-
-
-@pytest.mark.parametrize("limit", [400, 90, 30])
-@pytest.mark.parametrize(
-    "call",
-    [
-        json.dumps({"name": "python", "arguments": {"code": CODE}}),
-        f'{{"name": "python", "arguments": {{}}}}\n<code>\n{CODE}\n</code>',
-    ],
-)
-def test_an_answer_tag_in_a_calls_code_does_not_end_the_turn(call, limit):
-    said = bytes_of(f"<tool_call>\n{call}\n</tool_call>")
-    begun: list[int] = []
-    seeds: list[int] = []
-
-    def script(context, seed):
-        begun.append(len(context))
-        seeds.append(seed)
-        return said[len(context) - begun[0] :]
-
-    policy = ScriptedPolicy(script)
-    expander = TurnExpander(
-        dialect=HermesDialect({"python": ToolSignature("python", "", {})}),
-        tools={"python": Printer()},
-        max_turns=2,
-        max_turn_tokens=limit,
-        max_observation_tokens=400,
-        max_response_tokens=4000,
-    )
-    (step,) = expand(expander, policy, [expander.start(policy, TASK)], [7], SAMPLING)
-    num_sampled = sum(step.loss_mask)
-    assert step.token_ids[:num_sampled] == said[:limit]
-    assert len(set(seeds)) == len(seeds)
-    assert not any(math.isnan(p) for p in step.logprobs[:num_sampled])
-    observed = ByteTokenizer().decode(step.token_ids[num_sampled:])
-    if limit == 400:
-        assert step.status == "ok" and len(seeds) == 3
-        assert CODE.replace("<", "‹") in observed
-    else:
-        assert step.status == "invalid_action"
-
-
-def test_turns_that_go_on_and_turns_that_have_ended_keep_their_places():
-    code = json.dumps({"name": "python", "arguments": {"code": CODE}})
-    said = {
-        1: bytes_of(f"<tool_call>\n{code}\n</tool_call>"),
-        2: bytes_of("<answer>1987</answer>"),
-        3: bytes_of('<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>'),
-    }
-
-    def script(context, seed):
-        behind = context[len(root.prompt_ids) :]
-        return said[seed] if not behind else said[1][len(behind) :]
-
-    policy = ScriptedPolicy(script)
-    expander = TurnExpander(
-        dialect=HermesDialect({"python": ToolSignature("python", "", {})}),
-        tools={"python": Printer()},
-        max_turns=2,
-        max_turn_tokens=400,
-        max_observation_tokens=400,
-        max_response_tokens=4000,
-    )
-    root = expander.start(policy, TASK)
-    seeds = [2, 1, 3, 1]
-    steps = expand(expander, policy, [root] * 4, seeds, SAMPLING)
-    assert [step.status for step in steps] == ["answered", "ok", "ok", "ok"]
-    for step, seed in zip(steps, seeds, strict=True):
-        assert step.token_ids[: sum(step.loss_mask)] == said[seed]
-    assert [step.tool_calls for step in steps] == [0, 1, 1, 0]
-
-
 def test_a_tool_works_while_other_turns_of_its_layer_are_sampled():
     searching = threading.Event()
 
@@ -602,26 +322,6 @@ def test_a_tool_works_while_other_turns_of_its_layer_are_sampled():
     scheduler = PolicyScheduler(policy, overlap=True)
     (steps,) = scheduler.run([expander.expand(scheduler, [root, root], [1, 2], SAMPLING)])
     assert searching.is_set() and [step.status for step in steps] == ["ok", "answered"]
-
-
-def test_an_asearcher_prompt_is_plain_text():
-    dialect = ASearcherDialect()
-    expander = TurnExpander(
-        dialect=dialect,
-        tools={"search": Library(SHELVES), "access": Library({})},
-        max_turns=2,
-        max_turn_tokens=400,
-        max_observation_tokens=400,
-        max_response_tokens=4000,
-    )
-    said = iter([bytes_of("</think><search> Karo </search>"), ANSWER])
-    root, steps = walk(expander, ScriptedPolicy(lambda context, seed: next(said)))
-    assert list(root.prompt_ids) == ByteTokenizer().encode(dialect.render(TASK))
-    observed = ByteTokenizer().decode(steps[0].token_ids)
-    assert observed.endswith(
-        '<information>\n[Doc 1](7):\n"Karo Venn"\nmentor : Lita Bosdal\n</information>\n\n<think>\n'
-    )
-    assert steps[-1].state.answer == "1987"
 
 
 def test_what_a_tool_replies_without_documents_is_part_of_the_state():

@@ -24,7 +24,7 @@ from graphpo_agent.rollout.segment import SegmentExpander
 from graphpo_agent.types import Outcome, SamplingParams, Task
 from retrievers.bm25 import build_bm25
 from tests.rollout.scripted import EOS, Library, ScriptedPolicy
-from tests.rollout.test_agent import ANSWER, KARO, SEARCH_KARO, make, turns
+from tests.rollout.walking import ANSWER, KARO, SEARCH_KARO, make, turns
 from tests.worlds import run_arguments
 
 TASK = Task("t-1", "3 > 7 ?", ("7",))
