@@ -1,6 +1,7 @@
 import contextlib
 import gzip
 import math
+import socket
 import threading
 import time
 import tracemalloc
@@ -178,6 +179,37 @@ def test_dripping_server_is_stopped_at_the_deadline(first):
     with raw_server(drip(first)) as url, pytest.raises(CallFailed) as caught:
         HttpService("s", limits=limits).call("GET", url)
     assert caught.value.kind == "transient" and "no complete reply within" in str(caught.value)
+
+
+def test_a_connection_that_was_kept_is_stopped_at_the_deadline_too():
+    sent = []
+
+    def talk(connection, over):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n")
+        while len(sent) < 200 and not over.wait(0.02):
+            sent.append(connection.send(b"x"))
+
+    service = HttpService("s", limits=Limits(deadline_s=0.5, tries=1))
+    with raw_server(talk) as url:
+        assert service.call("GET", url).json() == {}
+        with pytest.raises(CallFailed, match="no complete reply within"):
+            service.call("GET", url)
+        assert 0 < len(sent) < 199
+
+
+def test_nothing_is_sent_once_the_time_is_over(monkeypatch):
+    look_up = socket.getaddrinfo
+
+    def slow(*args, **options):
+        time.sleep(0.3)
+        return look_up(*args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with serving(always({})) as server, pytest.raises(CallFailed, match="no complete reply"):
+        HttpService("s", limits=Limits(deadline_s=0.1, tries=1)).call("GET", server.url)
+    assert server.requests == []
 
 
 def test_silent_server_is_stopped_at_the_deadline():
