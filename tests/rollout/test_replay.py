@@ -231,22 +231,25 @@ def test_paths_that_a_budget_cut_are_walked_to_where_it_cut_them(agent, kb):
 
 
 def test_a_segment_that_ended_with_its_delimiter_waits_and_one_that_was_cut_has_ended():
-    expander = SegmentExpander(segment_length=2, max_response_tokens=40, delimiter="a")
-    grower, policy = Grower(expander, shout), ScriptedPolicy(babble)
-    tasks = [replace(TASK, id=f"t-{i}") for i in range(12)]
-    waiting = cut = 0
+    expander = SegmentExpander(segment_length=3, max_response_tokens=40, delimiter="a")
+    policy = ScriptedPolicy(lambda _, seed: np.random.default_rng(seed).integers(97, 101, 50))
+    grower, tasks = Grower(expander, shout), [replace(TASK, id=f"t-{i}") for i in range(12)]
+    waiting = cut = short = 0
     budget = Budget(tokens=30)
     for rollout in grower.grow(policy, tasks, tree((4, 2, 1)), SamplingParams(), (1,), budget):
         walked = walk(grower, policy, read_back(rollout), rollout.task)
         leaves = set(rollout.graph.leaves.tolist())
         for v, status in enumerate(rollout.statuses):
-            if v in leaves and status == "ok":
-                start, end = rollout.graph.offsets[v : v + 2]
-                stopped = end - start > 1 and rollout.graph.token_ids[end - 1] == ord("a")
-                waiting += stopped
-                assert not (stopped and walked.ended[v])
-            cut += status == "out_of_budget"
-    assert waiting and cut
+            edge = rollout.graph.token_ids[rollout.graph.span(v)].tolist()
+            delimited = edge[-1] == ord("a")
+            if v in leaves and status == "ok" and len(edge) > 2 and delimited:
+                assert not walked.ended[v]
+                waiting += 1
+            if status == "out_of_budget":
+                assert walked.ended[v]
+                cut += 1
+                short += len(edge) < 3 and delimited  # too early to end the segment
+    assert waiting and cut and short
 
 
 def test_rollouts_of_values_are_refused_in_one_line():
