@@ -1,5 +1,6 @@
 """Every method of the paper's tables, trained for a few steps in both modes."""
 
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ import pytest
 from graphpo_agent.cli import main
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.graph.samples import TrainingSample, row_paths, to_path_rows
+from graphpo_agent.methods.prefix_pool import PrefixPool
+from graphpo_agent.types import Prefix, Task
 from tests.runs import rows
 from tests.worlds import run_arguments
 
@@ -145,6 +148,25 @@ def test_pros_goes_on_from_its_pool_after_a_stop(
     assert any(len(question["prefixes"]) > 1 for question in held.values())
     memories = [each for question in held.values() for each in question["memories"][1:]]
     assert all((memory is None) == (cut == "token") for memory in memories)
+
+
+def test_prefixes_are_chosen_by_other_random_numbers_in_every_round(
+    reach: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    choose = PrefixPool.choose
+
+    def spied(
+        self: PrefixPool, tasks: Sequence[Task], rng: np.random.Generator
+    ) -> dict[str, Prefix]:
+        drawn.append(int(copy.deepcopy(rng).integers(2**62)))
+        return choose(self, tasks, rng)
+
+    monkeypatch.setattr(PrefixPool, "choose", spied)
+    pros = "method={name: pros, group_size: 4}"
+    more = [pros, "reward=tests.worlds:no_reward", "train.max_resample=1", "train.steps=2"]
+    assert main(["train", *run_arguments(reach, tmp_path / "run", *more)]) == 0
+    assert len(drawn) == len(set(drawn)) == 4
 
 
 def test_a_damaged_pool_is_one_line(
