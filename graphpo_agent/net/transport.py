@@ -15,9 +15,12 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
+from requests.utils import prepend_scheme_if_needed, select_proxy
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.util import parse_url
 
+from graphpo_agent.errors import ToolError
 from graphpo_agent.net.alarm import alarm
 from graphpo_agent.net.http_message import FinalResponse, unreadable_coding
 from graphpo_agent.net.reply import Reply, Verdict
@@ -146,10 +149,15 @@ class Session(requests.Session):
         self._settings: dict[tuple[str, str], Any] = {}
 
     def environment(self, url: str) -> Mapping[str, Any]:
-        """What ``send`` is to be told for an address."""
+        """What ``send`` is to be told for an address.
+
+        Raises:
+            ToolError: a proxy that the environment names is no address.
+        """
         host = urlsplit(url)[:2]
         if host not in self._settings:
             self._settings[host] = self.merge_environment_settings(url, {}, True, None, None)
+            _check_proxy(url, self._settings[host]["proxies"])
         return self._settings[host]
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
@@ -158,6 +166,22 @@ class Session(requests.Session):
         And it would raise errors of many kinds about an address that cannot be read.
         """
         return None
+
+
+def _check_proxy(url: str, proxies: dict[str, str]) -> None:
+    """Refuse what requests would raise errors of many kinds about; it may hold a password."""
+    proxy = select_proxy(url, proxies)
+    if proxy is None:
+        return
+    try:
+        host = parse_url(prepend_scheme_if_needed(proxy, "http")).host
+    except (TypeError, ValueError, urllib3.exceptions.LocationParseError):
+        host = None
+    if not host:
+        raise ToolError(
+            "the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) has no "
+            "host; write http://host:port"
+        )
 
 
 def exchange(

@@ -492,3 +492,16 @@ def test_environment_gives_proxies_but_no_passwords(monkeypatch, tmp_path):
         HttpService("s").call("GET", f"{proxy.url}/direct")
     assert [request.path for request in proxy.requests] == ["http://service.test/x", "/direct"]
     assert not any("Authorization" in request.headers for request in proxy.requests)
+
+
+@pytest.mark.parametrize("proxy", ["http://user:word@", "http://", "http://host:port"])
+def test_a_proxy_that_is_no_address_is_one_line_without_its_password(monkeypatch, proxy):
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setenv("no_proxy", "127.0.0.1,.service.test")
+    with pytest.raises(
+        ToolError, match=r"HTTP_PROXY.* has no host; write http://host:port$"
+    ) as told:
+        HttpService("s").call("GET", "http://other.test/x")
+    assert "word" not in str(told.value)
+    with serving(always({})) as server:
+        assert HttpService("s").call("GET", server.url).status == 200
