@@ -14,7 +14,7 @@ from graphpo_agent.atomic import write_atomically
 from graphpo_agent.config_state import StateConfig
 from graphpo_agent.evals.calibrate import Calibration, ThresholdRow
 from graphpo_agent.graph.arrays import FloatArray
-from graphpo_agent.report.calibration_plot import Panel, PanelLine, draw_panels
+from graphpo_agent.report.calibration_plot import Curve, CurvePanel, draw_panels
 from graphpo_agent.report.run_dir import command_line
 
 __all__ = ["summary", "write_calibration"]
@@ -155,20 +155,20 @@ def _plot(path: Path, found: Calibration) -> None:
         value: Callable[[ThresholdRow], float],
         upper: Callable[[ThresholdRow], float] | None = None,
         level: tuple[float, str] | None = None,
-    ) -> Panel:
+    ) -> CurvePanel:
         def values(rows: Sequence[ThresholdRow], of: Callable[[ThresholdRow], float]) -> FloatArray:
             one_for_all = len(rows) < len(thresholds)
             return np.array([of(row) for row in rows] * (len(thresholds) if one_for_all else 1))
 
         lines = [
-            PanelLine(
+            Curve(
                 name,
                 values(choice.rows, value),
                 None if upper is None else values(choice.rows, upper),
             )
             for name, choice in found.choices.items()
         ]
-        return Panel(title, lines, level)
+        return CurvePanel(title, lines, level)
 
     panels = [
         panel("states merged with another", lambda row: row.merged_states),

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from graphpo_agent.report.plots import COLORS, DASHES, STYLE
 
-__all__ = ["Panel", "PanelLine", "draw_panels"]
+__all__ = ["Curve", "CurvePanel", "draw_panels"]
 
 
 @dataclass(frozen=True, slots=True)
-class PanelLine:
+class Curve:
     """One choice in one panel.
 
     Example, with a bound at the second of three thresholds only::
 
-        PanelLine("text", y=[0.4, 0.2, nan], upper=[nan, 0.3, nan])
+        Curve("text", y=[0.4, 0.2, nan], upper=[nan, 0.3, nan])
 
     Attributes:
         label: its name in the legend.
@@ -36,7 +36,7 @@ class PanelLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class CurvePanel:
     """One measure.
 
     Attributes:
@@ -46,11 +46,11 @@ class Panel:
     """
 
     title: str
-    lines: Sequence[PanelLine]
+    lines: Sequence[Curve]
     level: tuple[float, str] | None = None
 
 
-def draw_panels(path: Path, thresholds: Sequence[float], panels: Sequence[Panel]) -> None:
+def draw_panels(path: Path, thresholds: Sequence[float], panels: Sequence[CurvePanel]) -> None:
     """Write the figure, two panels to a row. The thresholds are spaced evenly.
 
     Args:
@@ -76,7 +76,7 @@ def draw_panels(path: Path, thresholds: Sequence[float], panels: Sequence[Panel]
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _draw(axes: Axes, thresholds: Sequence[float], panel: Panel) -> None:
+def _draw(axes: Axes, thresholds: Sequence[float], panel: CurvePanel) -> None:
     places = np.arange(len(thresholds))
     for k, line in enumerate(panel.lines):
         color = COLORS[k % len(COLORS)]
