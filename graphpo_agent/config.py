@@ -130,7 +130,8 @@ class SegmentMode(Strict):
     segment_length: Positive
     max_response_tokens: Positive
     delimiter: Annotated[str, Field(min_length=1)] | None = None
-    """When set, a segment goes on to the first delimiter at or after ``segment_length`` tokens."""
+    """When set, a segment goes on to the first delimiter at or after ``segment_length`` tokens, at
+    most to twice as many."""
     prompt_template: str = "{question}"
     system_prompt: str | None = None
 
@@ -208,7 +209,7 @@ class SamplingConfig(Strict):
 class BudgetConfig(Strict):
     """What each prompt of a training step may cost; the same contract for every method.
 
-    A method whose own structure is complete spends the rest on plain chains from the prompt.
+    A method whose own structure is complete spends the rest on chains from the prompt, as a rule.
     """
 
     tokens: Positive | None = None
@@ -249,8 +250,8 @@ class UpdateConfig(Strict):
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, one more forward pass."""
     compile_layers: bool = False
-    """Fuse the small operations of each layer with torch.compile, for a GPU: a fifth to a third
-    less memory and up to an eighth less time, after some seconds of compiling in the first step."""
+    """Fuse the small operations of each layer with torch.compile, for a GPU: less memory and
+    up to an eighth less time, after some seconds of compiling in the first step."""
     offload_optimizer: bool = False
     """Between updates the optimiser's state waits in the CPU's memory; without effect on a CPU."""
 
@@ -324,7 +325,7 @@ class SftConfig(Strict):
     steps: Positive
     batch_size: Positive
     learning_rate: Annotated[Number, Field(gt=0, allow_inf_nan=False)] = 1e-5
-    """Highest; it falls linearly to 0 at the last step."""
+    """Highest; it falls linearly, and would be 0 in the step behind the last."""
     warmup_steps: Natural = 0
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: NonNegative = 0.01

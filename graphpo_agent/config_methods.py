@@ -1,6 +1,8 @@
 """The settings of each method, by its name; what they mean stands with the method.
 
-See ``graphpo_agent/methods/``. Defaults are as released by the method's authors.
+See ``graphpo_agent/methods/``. Defaults are as released by the method's authors where
+their code is public, but that ``dapo`` has no penalty on overlong answers; GraphPO's are those of
+the paper.
 """
 
 from typing import Annotated, Literal

@@ -93,7 +93,8 @@ class FrozenSummaryState(Strict):
     embedder: EmbedderConfig
     max_summary_tokens: Positive = 128
     max_characters: Positive = 12_000
-    """Of the path that are shown to it, the last ones."""
+    """Of the path that are shown to it: of its words the last ones, up to half; of what was
+    found the beginnings."""
 
 
 class TextState(Strict):

@@ -25,7 +25,7 @@ class VerlEngineConfig(Strict):
     gpu_memory_utilization: Annotated[Number, Field(gt=0, lt=1)] = 0.5
     """Share of a GPU for vLLM's weights, keys and values while it samples."""
     kv_cache_gib: Gibibytes = 1.0
-    """Memory of a server for keys and values on a CPU."""
+    """Memory of a server for keys and values on a CPU; rounded, at least 1."""
     grower_processes: Positive = 8
     """Each has tools, embedder and verifier of its own and grows its share of a step's graphs."""
     share_prefixes: bool = True
