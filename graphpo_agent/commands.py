@@ -33,6 +33,7 @@ from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.numbers import duration
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.task_bar import TaskBar
+from graphpo_agent.rollout.counts import counts_of
 from graphpo_agent.rollout.graph_file import GraphFile
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import outages_of
@@ -213,6 +214,8 @@ def rollout(
         print(f"of the {len(rollouts)} graphs that were grown now:")
     for name, value in rollout_metrics(rollouts).items() if rollouts else ():
         print(f"{name:28} {value:.4g}")
+    for name, number in counts_of(grower, scoring).items():
+        print(f"{name:28} {number}")
     print(f"graphs: {len(tasks)} in {out}")
     return 0
 

@@ -39,6 +39,7 @@ from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import Progress, RunDirectory, command_line
 from graphpo_agent.report.watch import Watch
+from graphpo_agent.rollout.counts import Counts
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
@@ -201,7 +202,7 @@ def _step(
     policy, step = setup.engine.policy, progress.step + 1
     began = time.monotonic()
     policy.take_prefilled_tokens()  # those of an evaluation
-    counted = setup.grower.counts
+    counts = Counts(setup.grower, setup.step_scoring)
     rollouts, credits, signal = _collect(config, setup, stream, step, watch)
     outages_of(rollouts, policy.tokenizer.decode).check(config.outage_limit)
     grown = time.monotonic()
@@ -216,7 +217,7 @@ def _step(
     row |= credit_metrics(credits)
     row |= updated
     row["tokens/prefill_computed"] = policy.take_prefilled_tokens()
-    row |= {name: n - counted[name] for name, n in setup.grower.counts.items()}
+    row |= counts.take()
     row["tokens/total"] = total
     row["tokens/per_second"] = generated / (ended - began)
     row |= {"time/rollout": grown - began, "time/update": ended - grown}

@@ -31,6 +31,7 @@ from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
+from graphpo_agent.rollout.counts import Counts
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
@@ -52,6 +53,7 @@ class RunWorker:
     budget: Budget
     sampling: SamplingParams
     step_scoring: StepScoring | None
+    counts: Counts
     aggregation: LossAggregation
     horizon: int
     moves_all: bool
@@ -80,16 +82,16 @@ class RunWorker:
         sample = training_sample(rollout.graph, credit)
         self._check_terms(sample)
         rows = weighted_rows(sample, self.aggregation, self.horizon)
-        met = outages_of([rollout], policy.tokenizer.decode)
+        counts, met = self.counts.take(), outages_of([rollout], policy.tokenizer.decode)
         if not credit.has_signal or not rows.rows:
-            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, met)
+            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, counts, met)
         line = None
         if derive_seed(step, task.id) % self.prompts_per_step == 0:  # about one a step
             named = replace(rollout.graph, id=step_id(step, task.id))
             line = graph_to_json(named, credit.classes)
         trained = rows.rows if self.moves_all else moving_rows(rows.rows)
         trained = trained or [_untrained(rollout, self.terms)]
-        return GrownGraph(trained, rows.total, metrics, met, line)
+        return GrownGraph(trained, rows.total, metrics, counts, met, line)
 
     def _check_terms(self, sample: TrainingSample) -> None:
         found = 1 if sample.row_advantages is not None else len(sample.advantages)
@@ -104,6 +106,7 @@ class RunWorker:
         (rollout,) = self.grower.grow(
             policy, [task], Grpo(group_size=1), self.sampling, (self.seed, "evaluation", number)
         )
+        self.counts.take()  # metrics of a step are of its training
         ((_, reward),) = leaves(rollout)
         return _untrained(rollout, self.terms), reward
 
@@ -116,15 +119,17 @@ def make_worker(config: str) -> RunWorker:
     """
     run = RunConfig.model_validate(yaml.safe_load(config))
     tokenizer = HfTokenizer.load(run.model.path)
+    grower, step_scoring = build_grower(run), build_step_scoring(run.method, tokenizer)
     return RunWorker(
         tokenizer=tokenizer,
         stops=StopFinder(tokenizer, model_config(run.model.path).vocab_size),
         max_context_tokens=verl_engine(run).max_context_tokens,
-        grower=build_grower(run),
+        grower=grower,
         method=build_method(run.method),
         budget=build_budget(run.budget),
         sampling=build_sampling(run.sampling),
-        step_scoring=build_step_scoring(run.method, tokenizer),
+        step_scoring=step_scoring,
+        counts=Counts(grower, step_scoring),
         aggregation=run.update.loss_aggregation,
         horizon=run.mode.max_response_tokens,
         moves_all=build_objective(run.update).moves_all,

@@ -1,6 +1,7 @@
 """Training runs whose states, rewards and tools ask real servers."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from graphpo_agent.rewards.judge import Judge
 from graphpo_agent.types import Outcome, Task
 from tests.net.servers import Request, answer, serving
 from tests.net.test_embeddings import openai_server, tei_server
+from tests.rewards.test_prm import pooled
 from tests.worlds import make_world, run_arguments
 
 
@@ -44,6 +46,26 @@ def test_states_are_compared_by_a_servers_vectors(
     assert all(row["embedder/failed"] == 0 for row in rows)
     graph = json.loads((tmp_path / "run/graphs.jsonl").read_text().splitlines()[0])
     assert all("embedding" in node for node in graph["nodes"])
+
+
+def test_responses_that_a_process_reward_model_left_unscored_are_counted(
+    kb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flaky(before: int, request: Request) -> Any:
+        return answer(pooled([0.25, 0.75])) if before % 4 else answer({}, 503)
+
+    with serving(flaky) as server:
+        kind = "class: graphpo_agent.rewards.prm:VllmStepScorer"
+        scorer = f"{{{kind}, url: '{server.url}', model: m, tries: 1}}"
+        method = f"method={{name: prm, group_size: 4, steps: response, scorer: {scorer}}}"
+        rows = train(kb, tmp_path / "run", method)
+        asked = len(server.requests)
+        assert sum(row["prm/failed"] for row in rows) == -(-asked // 4)
+        out = str(tmp_path / "graphs.jsonl")
+        grown = run_arguments(kb, tmp_path / "run", method)
+        assert main(["rollout", *grown, "--count", "2", "--out", out]) == 0
+    (told,) = re.findall(r"^prm/failed +([0-9]+)$", capsys.readouterr().out, re.MULTILINE)
+    assert int(told) == len(range(-asked % 4, len(server.requests) - asked, 4))
 
 
 class JudgedWords:

@@ -22,7 +22,6 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Growth, Plan
 from graphpo_agent.methods.method import Method
 from graphpo_agent.protocols import (
-    Counting,
     Embedder,
     Expander,
     Policy,
@@ -36,6 +35,7 @@ from graphpo_agent.rollout.branches import (
     cut_edges,
     within_paths,
 )
+from graphpo_agent.rollout.counts import counts_of
 from graphpo_agent.rollout.scheduler import PolicyScheduler
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.verdict import verdict
@@ -134,9 +134,7 @@ class Grower:
     @property
     def counts(self) -> Mapping[str, int]:
         """What its parts have counted so far (``Counting``)."""
-        parts = (self.reward_fn, self.describer, self.embedder)
-        counting = [part.counts for part in parts if isinstance(part, Counting)]
-        return {name: count for counts in counting for name, count in counts.items()}
+        return counts_of(self.reward_fn, self.describer, self.embedder)
 
     def grow(
         self,

@@ -1,5 +1,6 @@
 """What a process reward model says of grown graphs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -8,6 +9,7 @@ import numpy as np
 from graphpo_agent.errors import RewardError
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.protocols import Scheduler, StepScorer, Tokenizer
+from graphpo_agent.rollout.counts import counts_of
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.types import SteppedResponse
 
@@ -31,6 +33,11 @@ class StepScoring:
     scorer: StepScorer
     steps: Literal["response", "edges"]
     tokenizer: Tokenizer
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the model's service has counted so far (``Counting``)."""
+        return counts_of(self.scorer)
 
     async def __call__(self, scheduler: Scheduler, rollout: Rollout) -> Rollout:
         """The rollout with scores; NaN where the model had no answer.

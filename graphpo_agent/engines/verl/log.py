@@ -25,6 +25,8 @@ _NAMES = {
     "timing_s/save_checkpoint": "time/checkpoint",
 }
 _SUMMED = ("tokens/", "budget/")
+_COUNT = "count:"
+"""Before the name of what a run's parts have counted, which may be any, while verl holds it."""
 
 
 class RunLog:
@@ -73,7 +75,10 @@ def renamed(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_metrics(notes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """A step's metrics from those of its graphs: sums of counts, means of the rest."""
+    """A step's metrics from those of its graphs: sums of counts, means of the rest.
+
+    What a run's parts have counted gets its own name in the log, and one before it until then.
+    """
     graphs = [note["metrics"] for note in notes if "metrics" in note]
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for graph in graphs for name in graph):
@@ -83,10 +88,15 @@ def step_metrics(notes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             merged[name] = sum(values)
             if not name.startswith(_SUMMED):
                 merged[name] /= len(values)
+    for note in notes:
+        for name, count in note.get("counts", {}).items():
+            merged[_COUNT + name] = merged.get(_COUNT + name, 0) + count
     return merged
 
 
 def _name(name: str) -> str:
+    if name.startswith(_COUNT):
+        return name.removeprefix(_COUNT)
     own = ("eval/", "reward/", "rollout/", "tokens/", "budget/", "credit/", "update/")
     return name if name.startswith(own) else _NAMES.get(name, f"verl/{name}")
 

@@ -146,7 +146,8 @@ class GraphLoop(_Loop):
             return [self._row(_nothing(terms), 0.0, versions, note)]
         order, added = text_order([row.token_ids for row in grown.rows])
         notes: list[dict[str, Any]] = [{"total": grown.total, "added": more} for more in added]
-        notes[0] |= {"metrics": grown.metrics, "line": grown.line, "outages": asdict(grown.outages)}
+        of_graph = {"metrics": grown.metrics, "counts": grown.counts, "line": grown.line}
+        notes[0] |= of_graph | {"outages": asdict(grown.outages)}
         reward = grown.metrics.get("reward/mean", 0.0)
         return [
             self._row(grown.rows[i], reward, versions, note)

@@ -22,6 +22,7 @@ class GrownGraph:
         total: see ``WeightedRows``; 0: the graph is not trained.
         metrics: of the graph; names with ``tokens/`` and ``budget/`` are summed over a step, the
             others averaged.
+        counts: what the worker's parts have counted since its last graph; summed over a step.
         outages: what they met of its calls and paths.
         line: the graph as a line of ``graphs.jsonl``; None for most.
     """
@@ -29,6 +30,7 @@ class GrownGraph:
     rows: list[WeightedRow]
     total: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
     outages: Outages = field(default_factory=Outages)
     line: str | None = None
 

@@ -198,8 +198,15 @@ def test_a_steps_metrics_are_sums_of_counts_and_means_of_the_rest() -> None:
         {"total": 1.0},
         {"total": 0.0, "metrics": {"tokens/generated": 20, "reward/mean": float("nan")}},
     ]
-    merged = step_metrics(notes)
-    assert merged == {"tokens/generated": 30, "reward/mean": 0.5, "rollout/x": 0.5}
+    notes[0]["counts"], notes[2]["counts"] = {"judge/failed": 0, "own": 3}, {"judge/failed": 2}
+    row = renamed(step_metrics(notes))
+    assert row == {
+        "tokens/generated": 30,
+        "reward/mean": 0.5,
+        "rollout/x": 0.5,
+        "judge/failed": 2,
+        "own": 3,
+    }
 
 
 def logged_run(path: Path) -> RunDirectory:
