@@ -104,6 +104,15 @@ def test_some_graphs_come_as_lines_named_by_step_and_task(reach: Path, tmp_path:
     assert set(ids) <= names
 
 
+def test_a_graph_brings_what_was_counted_since_the_last_one(reach: Path, tmp_path: Path) -> None:
+    reward = "reward={class: tests.worlds:CountingReward, name: seen}"
+    worker, policy, tasks = made(reach, tmp_path, reward)
+    for task in tasks[:3]:
+        grown = worker.grow(policy, task, step=1)
+        assert grown.counts == {"seen": grown.metrics["rollout/terminals"]}
+        worker.answer(policy, task, 0)  # of an evaluation, and of no step
+
+
 def test_answers_are_one_trajectory_each(reach: Path, tmp_path: Path) -> None:
     worker, policy, tasks = made(reach, tmp_path)
     (row, reward), (other, _), (same, _) = [
