@@ -33,11 +33,14 @@ def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -
     run, train = tmp_path / "run", tmp_path / "train.jsonl"
     lines = (world / "train.jsonl").read_text().splitlines()[:6]  # all are drawn in two steps
     long = json.loads(lines[0]) | {"id": "long", "question": "a " * 80}
+    # Its prompt leaves less room than a whole response takes.
+    lines[0] = json.dumps(json.loads(lines[0]) | {"question": "a " * 50})
     train.write_text("\n".join([json.dumps(long), *lines]) + "\n")
     arguments = run_arguments(
         world, run, ENGINE, "train.steps=2", "train.max_resample=0", "train.eval_tasks=4"
     )
     arguments.append(f"tasks.train={train}")
+    arguments.append("reward={class: tests.worlds:CountingReward, name: seen}")
     done = subprocess.run(
         [sys.executable, "-m", "graphpo_agent.cli", "train", *arguments],
         cwd=ROOT,
@@ -62,6 +65,7 @@ def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -
         assert row["update/optimizer_steps"] == 2  # 3 graphs in minibatches of 2
         assert 3 <= row["update/rows"] <= 3 * row["rollout/terminals"]  # those that move weights
         assert row["tokens/generated"] > 0
+        assert row["seen"] == pytest.approx(3 * row["rollout/terminals"])
         assert 0 < row["update/computed_tokens"] < row["update/row_tokens"]
         # The servers draw with the weights of the trainer, after a step too.
         assert row["verl/training/rollout_probs_diff_max"] < 1e-5
