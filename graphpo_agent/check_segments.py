@@ -46,5 +46,7 @@ def _strings(spec: Any) -> Iterator[str]:
     if isinstance(spec, str):
         yield spec
     elif isinstance(spec, Mapping):
-        for value in spec.values():
+        yield from _strings(list(spec.values()))
+    elif isinstance(spec, list):
+        for value in spec:
             yield from _strings(value)

@@ -142,6 +142,8 @@ def _misfit(value: Any, annotation: Any) -> str | None:
         return f"is not valid: {first['msg'].lower()}{found}"
     except (PydanticUserError, SchemaError):  # the annotation says nothing about plain values
         return None
+    except TypeError:  # JSON has no such keys, dates for example
+        return None
     return None
 
 

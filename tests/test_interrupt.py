@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from graphpo_agent.interrupt import interruptible
 from tests.worlds import run_arguments, start_command, wait_for
 
 SCRIPT = """
@@ -74,6 +75,13 @@ def test_an_interrupt_is_status_130_and_one_line(where: str) -> None:
 @pytest.mark.parametrize("where", ["half_built", "lost", "never_begun"])
 def test_a_process_told_to_end_does_so_quietly(where: str) -> None:
     assert ended(where, "SIGTERM") == (1, "")
+
+
+def test_who_handled_interrupts_before_does_so_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible() as interrupted:
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before and not interrupted()
 
 
 def prepares_processes(pid: int) -> bool:

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
@@ -46,7 +47,23 @@ def test_objects_functions_and_lists_of_them_are_built_inside_out() -> None:
 
 
 def test_plain_mappings_are_arguments_as_they_are() -> None:
-    assert constructed({"class": HERE, "left": {"a": {"b": 1}}}).left == {"a": {"b": 1}}
+    for plain in ({"a": {"b": 1}}, {"function": "f", "of": 1}):
+        assert constructed({"class": HERE, "left": plain}).left == plain
+
+
+def test_keys_of_a_mapping_may_be_dates() -> None:
+    spec = {"class": "tests.test_named:Pair", "left": {date(2026, 1, 1): "closed"}}
+    assert constructed(spec).left == {date(2026, 1, 1): "closed"}
+
+
+def test_a_module_that_is_no_python_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_written.py").write_text("def reward(task, outcome:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot find 'half_written:reward'") as caught:
+        callable_of("half_written:reward", "task", "outcome")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:

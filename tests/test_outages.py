@@ -125,6 +125,8 @@ def test_an_evaluation_that_outages_left_nothing_of_has_no_accuracy(
     let_it_storm(train_module, monkeypatch, held_out.__contains__)
     run = tmp_path / "run"
     assert main(["train", *run_arguments(kb, run, "train.steps=1", "train.max_resample=0")]) == 0
-    assert "held-out accuracy unknown → unknown" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "held-out accuracy unknown → unknown (0 trajectories" in told
+    assert ", 8 left out for outages)" in told
     for row in rows(run):
         assert row["eval/outages"] > 0 and "eval/accuracy" not in row

@@ -195,6 +195,20 @@ def test_overrides_of_a_resumed_run_are_told_and_kept(
     assert not left.exists()
 
 
+def test_an_accuracy_that_was_never_measured_is_not_another_steps(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    log = run / "metrics.jsonl"
+    before, after = log.read_text().splitlines(keepends=True)
+    assert "eval/accuracy" in after
+    log.write_text(before.replace("eval/accuracy", "eval/accurate") + after)  # as long as it was
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
+    assert "held-out accuracy unknown → " in capsys.readouterr().out
+
+
 def test_a_section_that_is_new_in_a_resumed_run_is_told_by_its_settings(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,24 @@ def test_observations_are_learned_only_when_asked_for(kb: Path) -> None:
     assert [piece.text for piece in with_observations(demonstration).pieces] == texts
 
 
+def test_a_warm_start_learns_observations_where_it_is_told_to(kb: Path, tmp_path: Path) -> None:
+    shown = tmp_path / "all.jsonl"
+    text = (kb / "demonstrations.jsonl").read_text()
+    shown.write_text(text.replace('"trained": false', '"trained": true'))
+    assert shown.read_text() != text
+    models = []
+    for name, more in (
+        ("plain", []),
+        ("asked", ["observations=true"]),
+        ("all", [f"demonstrations={shown}"]),
+    ):
+        output = tmp_path / name
+        own = ["observations=false", f"output={output}", *more]
+        assert main(["sft", *sft_arguments(kb, *own)]) == 0
+        models.append((output / "model.safetensors").read_bytes())
+    assert models[0] != models[1] == models[2]
+
+
 def test_the_same_seed_gives_the_same_model(reach: Path, tmp_path: Path) -> None:
     models = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):

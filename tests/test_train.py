@@ -4,14 +4,19 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from graphpo_agent.cli import main
 from graphpo_agent.graph.jsonl import read_graphs
+from graphpo_agent.protocols import RewardFn
+from graphpo_agent.report.panels import PANELS
+from graphpo_agent.types import Outcome, Task
 from tests.runs import rows, weights
-from tests.worlds import run_arguments
+from tests.worlds import ROOT, run_arguments, sft_overrides
 
 
 @pytest.mark.parametrize("world", ["kb", "reach"])
@@ -25,6 +30,8 @@ def test_what_a_run_leaves(world: str, request: pytest.FixtureRequest, tmp_path:
     assert [row["step"] for row in steps] == [1, 2]
     assert steps[-1]["tokens/total"] == sum(row["tokens/generated"] for row in steps)
     assert "eval/accuracy" in steps[-1]
+    charted = {name for panel in PANELS for name, _ in panel.metrics if "/status/" not in name}
+    assert charted <= {name for row in (before, *steps) for name in row}
     assert {path.name for path in run.iterdir()} == {
         "checkpoints",
         "config.yaml",
@@ -94,6 +101,9 @@ def test_dry_run_prints_the_resolved_configuration_and_writes_nothing(
     assert "steps: 7" in printed
     assert "# memory: about" in printed and "# memory: prompts are not read" in printed
     assert "# tasks: 24 to train with, 8 held out\n" in printed
+    bounds = ["train.prompts_per_step=24", "train.eval_tasks=3"]
+    assert main(["train", *run_arguments(kb, run, *bounds), "--dry-run"]) == 0
+    assert "# tasks: 24 to train with, 3 held out\n" in capsys.readouterr().out
     trained = f"tasks.train={kb}/heldout.jsonl"
     few = [trained, "train.prompts_per_step=2"]
     assert main(["train", *run_arguments(kb, run, *few), "--dry-run"]) == 0
@@ -121,6 +131,16 @@ def test_memory_is_told_and_tasks_are_checked_before_weights_are_loaded(
     assert not run.exists()
 
 
+class Best:
+    """The highest of several rewards."""
+
+    def __init__(self, of: Sequence[RewardFn]) -> None:
+        self._of = of
+
+    def __call__(self, task: Task, outcome: Outcome) -> float:
+        return max(reward(task, outcome) for reward in self._of)
+
+
 def test_a_budget_of_paths_that_a_method_cannot_keep_is_told(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +161,11 @@ def test_a_budget_of_paths_that_a_method_cannot_keep_is_told(
             "reward={class: 'graphpo_agent.rewards.qa:Binarize', threshold: 0.5, "
             "reward: {function: 'graphpo_agent.rewards.qa:token_f1'}}",
             "qa:token_f1 compares the answer",
+        ),
+        (
+            "reward={class: 'tests.test_train:Best', "
+            "of: [{function: 'graphpo_agent.rewards.gaia:gaia_match'}]}",
+            "gaia:gaia_match compares the answer",
         ),
         ("state={kind: key}", "documents_key tells what an agent has found"),
     ],
@@ -207,6 +232,14 @@ def test_rollout_eval_score_and_report(
     arguments = run_arguments(kb, tmp_path / "run")
     assert main(["rollout", *arguments, "--count", "3", "--out", str(graphs)]) == 0
     assert len(list(read_graphs(graphs))) == 3
+    others = tmp_path / "others.jsonl"
+    few = ["seed=1", "budget.trajectories=2", "--count", "3", "--out", str(others)]
+    assert main(["rollout", *arguments, *few]) == 0
+    assert all(len(graph.leaves) <= 2 for graph in read_graphs(others))
+    assert main(["rollout", *arguments, *few, "seed=2"]) == 0
+    sampled = others.read_text()
+    assert main(["rollout", *arguments, *few]) == 0
+    assert others.read_text() != sampled
     assert main(["score", str(graphs), "--method", "graphpo", "--out", str(credit)]) == 0
     assert len(credit.read_text().splitlines()) == 3
     capsys.readouterr()
@@ -215,6 +248,39 @@ def test_rollout_eval_score_and_report(
     lines = [json.loads(line) for line in transcripts.read_text().splitlines()]
     assert len(lines) == 16 and all(line["reward"] in (0.0, 0.5, 1.0) for line in lines)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_report_finds_the_classes_that_its_file_does_not_name(
+    reach: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+    page, log = (run / "report.html").read_text(), run / "graphs.jsonl"
+    records = [json.loads(line) for line in log.open()]
+    assert records and all("class" in node for record in records for node in record["nodes"])
+    for record in records:
+        for node in record["nodes"]:
+            del node["class"]
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["report", str(run)]) == 0
+    assert (run / "report.html").read_text() == page
+
+
+def test_torch_has_the_threads_that_were_asked_for(reach: Path, tmp_path: Path) -> None:
+    run = run_arguments(reach, tmp_path / "run", "train.steps=1")
+    sft = [str(ROOT / "configs/toy/reach_sft.yaml"), *sft_overrides(reach)]
+    before = torch.get_num_threads()
+    try:
+        for threads, command in (
+            (3, ["train", *run]),
+            (2, ["eval", *run]),
+            (1, ["rollout", *run, "--count", "1", "--out", str(tmp_path / "g.jsonl")]),
+            (2, ["sft", *sft, f"output={tmp_path / 'policy'}"]),
+        ):
+            assert main([*command, f"threads={threads}"]) == 0
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_small_task_file_ends_resampling_not_the_run(reach: Path, tmp_path: Path) -> None:

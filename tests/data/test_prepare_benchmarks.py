@@ -121,6 +121,12 @@ def test_a_question_of_plain_words_is_not_taken_for_base64(tmp_path: Path) -> No
     assert (task.question, task.answers) == (row["question"], ("Ada",))
 
 
+def test_a_short_word_is_a_question_that_nobody_encrypted(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"question": "Why", "answer": "so"})
+    (task,) = prepare("benchmark", [path]).tasks
+    assert (task.question, task.answers) == ("Why", ("so",))
+
+
 @pytest.mark.parametrize("canary", [math.nan, Decimal("1.5"), 3])
 def test_a_canary_that_is_no_text_is_not_kept(tmp_path: Path, canary: Any) -> None:
     row = {"question": "Who?", "answer": "Ada", "canary": canary}

@@ -40,6 +40,13 @@ def test_choices_are_shuffled_by_the_question_and_one_letter_is_right(tmp_path: 
     assert set(letters) == set("ABCD") and min(letters.values()) > 60
 
 
+def test_choices_that_come_again_stand_in_other_orders(tmp_path: Path) -> None:
+    choices = {name: row(0)[name] for name in row(0) if name.endswith(("Answer", "1", "2", "3"))}
+    rows = [{**choices, "Question": f"How many in case {n}?"} for n in range(40)]
+    tasks = prepare("gpqa", [lines(tmp_path / "gpqa.jsonl", *rows)]).tasks
+    assert {task.answers[0] for task in tasks} == set("ABCD")
+
+
 @pytest.mark.parametrize(
     "form", ["\\boxed{%s}", "\\boxed{\\text{(%s)}}", "Answer: (%s)", "Answer: %s."]
 )

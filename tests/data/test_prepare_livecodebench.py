@@ -84,6 +84,13 @@ def test_problems_of_its_own_files_and_of_task_files_are_excluded(tmp_path: Path
     assert list(prepared.summary.overlaps.values()) == [1, 1]
 
 
+def test_a_problem_of_which_one_test_prints_is_a_program(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", problem(PRINTS, private_test_cases=json.dumps(CALLS)))
+    (task,) = prepare("livecodebench", [path]).tasks
+    tests = ProgramTests.unpacked(task.metadata["tests"])
+    assert tests.function is None and len(tests.cases) == 2
+
+
 class Harmful:
     def __reduce__(self) -> Any:
         return (print, ("it ran",))

@@ -117,6 +117,14 @@ def test_repeated_questions_and_such_as_have_two_answers(tmp_path: Path) -> None
     assert prepared.summary == Summary(8, 2, 2, dropped, {str(evaluation): 1}, 0)
 
 
+def test_a_question_answered_otherwise_once_is_left_out(tmp_path: Path) -> None:
+    rows = ({"problem": "x?", "answer": answer} for answer in ("1", "2", "1"))
+    path = lines(tmp_path / "a.jsonl", *rows, {"problem": "y?", "answer": "1"})
+    prepared = prepare("math", [path])
+    assert [task.question for task in prepared.tasks] == ["y?"]
+    assert prepared.summary.dropped == {"answers that contradict each other": 3}
+
+
 @pytest.mark.parametrize(("first", "second"), [("25", "025"), ("\\frac12", "1/2"), ("3.50", "7/2")])
 def test_one_number_written_in_two_ways_is_one_answer(
     tmp_path: Path, first: str, second: str

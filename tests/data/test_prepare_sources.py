@@ -194,6 +194,13 @@ def test_a_webdancer_trajectory_is_a_task_and_a_demonstration(tmp_path: Path) ->
     assert demonstration.ends and demonstration.id.startswith(task.id)
 
 
+def test_a_trajectory_needs_no_system_message(tmp_path: Path) -> None:
+    row = {**TRAJECTORY, "messages": TRAJECTORY["messages"][1:]}
+    (demonstration,) = prepare("webdancer", [lines(tmp_path / "t.jsonl", row)]).demonstrations
+    assert [message["role"] for message in demonstration.messages] == ["user"]
+    assert [piece.trained for piece in demonstration.pieces] == [True, False, True]
+
+
 def changed_messages(index: int, **changes: Any) -> list[Any]:
     messages: list[Any] = list(TRAJECTORY["messages"])
     messages[index] = {**messages[index], **changes}
@@ -243,6 +250,23 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         f"{paths[1]}: row 1",
         f"{paths[1]}: row 2",
     ]
+
+
+def test_an_array_may_stand_behind_a_mark_and_white_space_and_a_cell_may_be_long(
+    tmp_path: Path,
+) -> None:
+    rows = [{"question": "who?", "answer": "x" * 200_000}]
+    array, table = tmp_path / "r.json", tmp_path / "r.csv"
+    array.write_bytes(b"\xef\xbb\xbf\n " + json.dumps(rows).encode())
+    table.write_text(f"question,answer\nwho?,{rows[0]['answer']}\n")
+    for path in (array, table):
+        assert [row for _, row in read_data_file(path)] == rows
+
+
+def test_rows_of_a_long_parquet_file_are_counted_through(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "r.parquet", *({"question": f"{n}?"} for n in range(1500)))
+    places = [place for place, _ in read_data_file(path)]
+    assert places == [f"{path}: row {n}" for n in range(1, 1501)]
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.json", "x.jsonl"])

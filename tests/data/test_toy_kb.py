@@ -65,17 +65,20 @@ def test_search_stays_right_with_all_distractors(tmp_path):
 def test_questions_are_answered_by_their_gold_documents(tmp_path, num_chains, hops):
     train, heldout = world(tmp_path, num_chains=num_chains, hops=hops)
     facts = facts_of(tmp_path)
+    subject_of = {id_: subject for (subject, _), (_, id_) in facts.items()}
     for task in train + heldout:
         answer, ids = follow(task.question, facts)
         assert task.answers == (answer,)
         assert task.metadata["gold_documents"] == ids
-        assert len(set(ids)) == num_chains * hops
+        assert len({subject_of[id_] for id_ in ids}) == len(ids) == num_chains * hops
+        assert len(set(answer.split())) == num_chains
     assert len({task.question for task in train + heldout}) == 250
 
 
 def test_splits_share_no_entity_and_no_fact_leads_from_one_to_the_other(tmp_path):
     train, heldout = world(tmp_path)
     facts = facts_of(tmp_path)
+    assert all(value != subject for (subject, _), (value, _) in facts.items())
     names = {subject for subject, _ in facts}
     asked = [
         {name for task in split for name in names if name in task.question}

@@ -111,6 +111,15 @@ def test_the_seed_decides_the_weights_and_the_callers_random_numbers_are_left_al
     assert a == b != c
 
 
+def test_its_sizes_are_those_asked_for_and_it_samples_unless_told_otherwise(tmp_path):
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 4, "max_context_tokens": 96}
+    make_toy_model(tmp_path, ["one two"], **sizes)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (16, 1)
+    assert (config["num_attention_heads"], config["max_position_embeddings"]) == (4, 96)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["do_sample"] is True
+
+
 @contextmanager
 def largest_file(size):
     setrlimit(RLIMIT_FSIZE, (size, RLIM_INFINITY))

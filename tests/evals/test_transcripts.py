@@ -154,6 +154,39 @@ def test_an_accuracy_comes_with_its_interval(
     assert says in told(capsys)
 
 
+def test_greedy_samples_are_alike_and_another_seed_draws_others(
+    reach: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    command = ["eval", *run_arguments(reach, tmp_path / "run"), "--samples", "2", "--out", str(out)]
+
+    def said(*more: str) -> list[str]:
+        assert main([*command, *more]) == 0
+        return [json.loads(line)["response"] for line in out.open()]
+
+    greedy, drawn = said("--greedy"), said()
+    assert greedy[::2] == greedy[1::2] and drawn[::2] != drawn[1::2]
+    assert said("seed=1") != drawn == said()
+
+
+def test_levels_and_the_best_of_each_task_are_measured_apart(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "t.jsonl"
+    lines = [json.loads(line) for line in (reach / "heldout.jsonl").open()]
+    levels = [{"metadata": {"level": 1 + int(line["id"][-1]) % 2}} for line in lines]
+    rows = [json.dumps(line | level) for line, level in zip(lines, levels, strict=True)]
+    tasks.write_text("\n".join(rows) + "\n")
+    command = ["eval", *run_arguments(reach, tmp_path / "run"), "--tasks", str(tasks)]
+    assert main([*command, f"reward={__name__}:alternating"]) == 0
+    assert "level 1: 0.0% over 4 tasks\nlevel 2: 100.0% over 4 tasks\n" in told(capsys)
+    assert main([*command, "--samples", "2", "--out", str(out)]) == 0
+    rewards = [json.loads(line)["reward"] for line in out.open()]
+    best = [max(pair) for pair in zip(rewards[::2], rewards[1::2], strict=True)]
+    assert sum(best) / 8 > sum(rewards) / 16
+    assert f"best of 2 {sum(best) / 8:.1%}\n" in told(capsys)
+
+
 def wrong(task: Task, outcome: Outcome) -> float:
     return 0.0
 

@@ -110,6 +110,46 @@ def test_a_long_run_is_thinned_by_means() -> None:
     assert points["step"][0] == "4"  # the mean of steps 0 to 9, rounded half to even
 
 
+def test_points_stand_where_the_axes_say() -> None:
+    line = Line("a", np.array([0.0, 3.0, 7.0]), np.array([0.2, 0.9, 0.5]), False)
+    chart = _parse([line])
+    (points,) = json.loads(chart.attrib["data-points"])
+    texts = {
+        anchor: [e for e in chart.iter("text") if e.attrib["text-anchor"] == anchor]
+        for anchor in ("middle", "end")
+    }
+    steps = [float(e.text or "") for e in texts["middle"]]
+    places = [float(e.attrib["x"]) for e in texts["middle"]]
+    shares = [float((e.text or "").rstrip("%")) / 100 for e in texts["end"]]
+    heights = [float(e.attrib["y1"]) for e in chart.iter("line")]
+    assert points["x"] == pytest.approx(np.interp(line.x, steps, places), abs=0.2)
+    assert points["y"] == pytest.approx(np.interp(line.y, shares, heights), abs=0.2)
+    assert places == sorted(places) and heights == sorted(heights, reverse=True)  # y points down
+    assert max(places) <= float(chart.attrib["viewBox"].split()[2])
+
+
+def _band(line: Line) -> list[tuple[float, float]]:
+    """The corners of a line's band: along its upper edge, and back along the lower one."""
+    band = _parse([line]).find(".//path[@class='band']")
+    assert band is not None
+    corners = [corner.split() for corner in band.attrib["d"].strip("MZ").split("L")]
+    return [(float(x), float(y)) for x, y in corners]
+
+
+def test_a_band_is_as_wide_at_each_step_as_it_is_said_to_be() -> None:
+    half_width = np.array([0.1, 0.3])
+    line = Line("a", np.array([0.0, 1.0]), np.array([0.5, 0.5]), False, half_width)
+    (x0, above0), (x1, above1), (x2, below1), (x3, below0) = _band(line)
+    assert (x0, x1) == (x3, x2)
+    assert below1 - above1 == pytest.approx(3 * (below0 - above0), abs=0.4) and below0 > above0
+
+    steps = np.arange(10.0 * MAX_POINTS)
+    late = np.where(steps < len(steps) / 2, 0.0, 0.3)
+    corners = _band(Line("a", steps, np.full(len(steps), 0.5), False, late))
+    assert corners[0][1] == corners[-1][1]
+    assert corners[MAX_POINTS - 1][1] < corners[MAX_POINTS][1]
+
+
 def test_the_axis_holds_the_confidence_band() -> None:
     line = Line("a", np.array([0.0, 1.0]), np.array([0.5, 0.6]), False, np.array([np.nan, 0.3]))
     chart = _parse([line])

@@ -20,6 +20,7 @@ from graphpo_agent.report.compare_stats import (
     paired_difference,
     read_outcome,
 )
+from tests.worlds import files_of_at_most
 
 
 def outcome(tokens: list[float], accuracy: list[float], **measures: float) -> Outcome:
@@ -125,6 +126,13 @@ def test_the_tables_show_means_and_differences() -> None:
     assert "| grpo | 50.0 ± 127.1 | 50.0 ± – |" in "\n".join(lines)
     assert any(line.startswith("| tree | +20.0 ± 127.1 | +50.0 ± – |") for line in lines)
     assert "20.0 before training" in lines[0] and "up to 100 generated tokens" in lines[0]
+    head, row = (
+        next(line for line in lines if line.startswith(f"| {name} |")).split(" | ")
+        for name in ("method", "grpo")
+    )
+    cells = dict(zip(head, row, strict=True))
+    assert (cells["tokens"], cells["steps"], cells["entropy"]) == ("110", "1", "1.000")
+    assert row[-1] == "1s |" and head[-1] == "time |"
 
 
 def test_undefined_numbers_are_null_and_all_files_are_written(tmp_path: Path) -> None:
@@ -145,7 +153,7 @@ def test_undefined_numbers_are_null_and_all_files_are_written(tmp_path: Path) ->
 
 
 def test_many_methods_share_figures_with_the_first_one(tmp_path: Path) -> None:
-    names = [f"method{i}" for i in range(8)]
+    names = [f"method{i}" for i in reversed(range(8))]
     runs = {0: outcome([0, 10], [0.1, 0.2])}
     comparison = Comparison(dict.fromkeys(names, runs), limit=None)
     first, second = draw_curves(tmp_path / "c.svg", "many", comparison)
@@ -155,6 +163,16 @@ def test_many_methods_share_figures_with_the_first_one(tmp_path: Path) -> None:
     ]
     assert shown == [names[:6], [names[0], *names[6:]]]
     assert second.name == "c-2.svg"
+    assert draw_curves(tmp_path / "one.svg", "one", Comparison({"grpo": runs}, limit=None)) == [
+        tmp_path / "one.svg"
+    ]
+    assert "<!-- grpo -->" in (tmp_path / "one.svg").read_text()
+
+
+def test_a_figure_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
+    with files_of_at_most(1000), pytest.raises(OSError, match="too large"):
+        draw_curves(tmp_path / "c.svg", "two", two_methods())
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_outcome_is_what_the_metrics_say(tmp_path: Path) -> None:

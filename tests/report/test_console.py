@@ -1,15 +1,22 @@
 import io
 import itertools
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import graphpo_agent.report.console as console_module
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
+from graphpo_agent.errors import RewardError
 from graphpo_agent.report.console import RunConsole, TimeLeft
 from graphpo_agent.report.watch import Watch
+from graphpo_agent.train_run import train_run
 from tests.report.sample_run import metric_rows
+from tests.worlds import run_arguments
 
 
 class _Terminal(io.StringIO):
@@ -84,6 +91,7 @@ def test_a_terminal_gets_a_bar_with_accuracy_and_time_left_and_its_cursor_back()
 
     assert "step 10/9 · held-out 21.0% → " in text
     assert "100%" in text
+    assert re.search(r"(?<!\d)0s left", text)
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
@@ -115,11 +123,28 @@ def test_at_a_constant_pace_the_time_left_is_exact(
         assert clock.update(progress, seconds) == pytest.approx((1 - progress) / pace, rel=1e-6)
 
 
+def test_the_pace_is_that_since_the_first_step() -> None:
+    clock = TimeLeft()
+    for progress, seconds in ((0.1, 60.0), (0.3, 100.0)):
+        clock.update(progress, seconds)
+    assert clock.update(0.5, 240.0) == pytest.approx(225.0)  # 180 s for 40 %
+
+
 def test_without_progress_the_time_left_is_unknown() -> None:
     clock = TimeLeft()
     assert math.isnan(clock.update(0.0, 5.0))
     assert math.isnan(clock.update(math.nan, 6.0))
     assert math.isnan(clock.update(0.0, 9.0))
+
+
+def test_a_run_that_fails_gives_the_terminal_back(reach: Path, tmp_path: Path) -> None:
+    stream = _Terminal()
+    arguments = run_arguments(reach, tmp_path / "run", "reward=tests.worlds:bad_reward")
+    config = load_config(RunConfig, arguments[0], arguments[1:])
+    with pytest.raises(RewardError, match="outside"):
+        train_run(config, None, RunConsole(stream))
+    text = stream.getvalue()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
 class _Clock:

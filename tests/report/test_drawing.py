@@ -1,6 +1,8 @@
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Credit
-from graphpo_agent.report.drawing import draw_graph, node_facts
+from graphpo_agent.report.drawing import _class_letters, draw_graph, node_facts
 from tests.report.sample_run import kb_graph
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -77,6 +79,9 @@ def test_shape_tells_right_wrong_and_unfinished_paths_apart(tmp_path: Path) -> N
     assert shapes == {0: "g-inner", 1: "g-right", 2: "g-wrong", 3: "g-partial", 4: "g-stopped"}
     unscored = [g.attrib["data-node"] for g in drawn["g-unscored"]]
     assert unscored == ["4"]
+    unknown = replace(_graphpo(graph), advantages=np.full((1, 5), np.nan))
+    numbers = _by_class(draw_graph(graph, unknown), "text")["g-number"]
+    assert [number.text for number in numbers] == ["–"] * 4
 
 
 def test_members_of_a_class_have_a_halo_the_same_letter_and_links(graph: RolloutGraph) -> None:
@@ -101,6 +106,13 @@ def test_members_of_a_class_have_a_halo_the_same_letter_and_links(graph: Rollout
     assert Counter(int(p.attrib["data-class"]) for p in links) == Counter(
         {q: size - 1 for q, size in sizes.items() if size > 1}
     )
+    ends = [re.findall(r"[\d.]+", p.attrib["d"]) for p in links]
+    assert all(float(numbers[1]) <= float(numbers[-1]) for numbers in ends)  # to the next below
+
+
+def test_there_are_letters_for_more_classes_than_the_alphabet_has() -> None:
+    letters = list(_class_letters(np.repeat(np.arange(28), 2), np.ones(56, dtype=bool)).values())
+    assert letters[24:] == ["Y", "Z", "AA", "AB"] and len(set(letters)) == 28
 
 
 def test_edges_are_coloured_by_the_sign_and_size_of_their_advantage(graph: RolloutGraph) -> None:
@@ -135,6 +147,30 @@ def test_hovering_tells_a_nodes_numbers(graph: RolloutGraph) -> None:
     assert "advantage" not in dict(node_facts(graph, credit, 0))
 
 
+def test_nodes_are_named_as_in_the_file_and_advantages_of_several_terms_are_summed(
+    tmp_path: Path,
+) -> None:
+    source = kb_graph("g", seed=4)
+    for node in source["nodes"]:
+        node |= {"id": node["id"] + 100, "class": node["class"] + 100}
+        node["parent"] = None if node["parent"] is None else node["parent"] + 100
+    graph = _graph(tmp_path, source)
+    assert graph.given_classes is not None
+    method = GraphPO(objective="separate")
+    (credit,) = method.assign_credit([graph], [graph.given_classes])
+    assert len(credit.advantages) == 2
+    for v, node in enumerate(source["nodes"]):
+        facts = dict(node_facts(graph, credit, v))
+        assert (facts["node"], facts["class"]) == (str(node["id"]), str(node["class"]))
+        assert facts["tokens"] == str(node["num_tokens"])
+        if v:
+            whole, part, other = (
+                float(facts[name].replace("−", "-"))
+                for name in ("advantage", "correctness advantage", "efficiency advantage")
+            )
+            assert whole == pytest.approx(part + 0.2 * other, abs=2e-3)
+
+
 def test_a_method_without_scores_is_drawn_without_them(graph: RolloutGraph) -> None:
     (credit,) = Grpo().assign_credit([graph], [np.arange(graph.num_nodes)])
     drawing = draw_graph(graph, credit)
@@ -153,6 +189,13 @@ def test_of_a_large_graph_the_part_near_the_prompt_is_drawn(graph: RolloutGraph)
     left_out = [int(t.text or "") for t in _by_class(drawing, "text")["g-more"]]
     assert sum(left_out) == graph.num_nodes - 20
     assert all(count > 0 for count in left_out)
+    # The strongest edge that is drawn has the full colour, whatever those left out have.
+    edges = [int(e.attrib["data-to"]) for e in _by_class(drawing, "path")["g-edge"]]
+    advantages = np.full((1, graph.num_nodes), 50.0)
+    advantages[0, edges], advantages[0, 0] = 1.0, np.nan
+    credit = replace(_graphpo(graph), advantages=advantages)
+    again = _by_class(draw_graph(graph, credit, max_nodes=20), "path")["g-edge"]
+    assert all(edge.attrib["style"].startswith("--t:100%") for edge in again)
 
 
 def test_a_prompt_alone_is_drawn(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -11,8 +12,9 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.report.html import _line, choose_graph, write_report
-from graphpo_agent.report.panels import PANELS
+from graphpo_agent.report.panels import PANELS, Panel
 from graphpo_agent.report.run_files import read_run
+from graphpo_agent.types import StepStatus
 from tests.report.sample_run import kb_graph, metric_rows, write_lines, write_sample_run
 
 
@@ -53,11 +55,17 @@ def _report(run_dir: Path) -> tuple[str, _Page]:
 
 
 def test_the_report_shows_headline_curves_graph_and_settings(tmp_path: Path) -> None:
-    _, page = _report(write_sample_run(tmp_path / "kb-graphpo", steps=40))
+    html, page = _report(write_sample_run(tmp_path / "kb-graphpo", steps=40))
 
-    accuracy = f"21.0% → {100 * metric_rows(40)[-1]['eval/accuracy']:.1f}%"
+    last = metric_rows(40)[-1]["eval/accuracy"]
+    accuracy = f"21.0% → {100 * last:.1f}%"
+    gained = f"+{100 * (last - 0.21):.1f} points; last value ±6.5 (95%)"  # 1.96 · 0.033
     for text in ("kb-graphpo", accuracy, "2m36s", "40 steps", "merge_threshold", "git_commit"):
         assert text in page.text
+    assert gained in page.text and "576k" in page.text and "runs/kb-graphpo" in page.text
+    assert "Held-out accuracy: sampled 21% at step 0" in html
+    times = re.search(r"Time per step: rollout ([\d.]+) s at .*?; update ([\d.]+) s at ", html)
+    assert times is not None and float(times[1]) > 1.5 > float(times[2])
     assert page.classes.count("chart") == 20
     assert page.classes.count("g-drawing") == 1
     for heading in ("Learning", "Rollouts", "Credit and update", "Cost", "Settings"):
@@ -110,6 +118,47 @@ def test_tasks_that_all_go_alike_claim_no_width(tmp_path: Path) -> None:
         assert ("last value ±" in _report(tmp_path)[1].text) == shown
 
 
+def _panel(title: str) -> Panel:
+    return next(panel for panel in PANELS if panel.title == title)
+
+
+def test_a_band_belongs_to_the_evaluations_that_it_surrounds(tmp_path: Path) -> None:
+    rows = metric_rows(40)
+    evaluated = [row for row in rows if "eval/accuracy" in row]
+    for number, row in enumerate(evaluated, start=1):
+        row["eval/standard_error"] = number / 100
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    panel, metrics = _panel("Held-out accuracy"), read_run(tmp_path).metrics
+    (sampled,) = _line(panel, metrics, "eval/accuracy", "sampled")
+    (greedy,) = _line(panel, metrics, "eval/greedy_accuracy", "greedy")
+    assert sampled.half_width == pytest.approx([0.0196 * n for n in range(1, 6)])
+    assert sampled.x.tolist() == [0, 10, 20, 30, 40] and greedy.half_width is None
+
+
+def test_every_status_of_an_edge_has_a_line() -> None:
+    names = [name for name, _ in _panel("What became of the edges").metrics]
+    assert names == [f"rollout/status/{status}" for status in get_args(StepStatus)]
+
+
+def test_the_numbers_of_a_long_run_end_with_its_last_step(tmp_path: Path) -> None:
+    html, _ = _report(write_sample_run(tmp_path, steps=200))
+    steps = re.findall(r"<tr><td>(\d+)</td>", html.partition("The numbers behind")[2])
+    assert (steps[0], steps[-1]) == ("0", "200") and len(steps) == len(set(steps)) == 60
+
+
+def test_the_page_counts_right_paths_and_classes(tmp_path: Path) -> None:
+    source = kb_graph("g", seed=4)
+    ends = [node for node in source["nodes"] if node["terminal"]]
+    next(node for node in ends if node["reward"] == 0.0)["reward"] = 0.5  # partly right
+    write_sample_run(tmp_path, steps=3)
+    write_lines(tmp_path / "graphs.jsonl", [source])
+    right = sum(node["reward"] == 1.0 for node in ends)
+    sizes = [n for n in Counter(node["class"] for node in source["nodes"]).values() if n > 1]
+    text = " ".join(_report(tmp_path)[1].text.split())
+    assert f"{right} of {len(ends)} finished paths right" in text
+    assert f"{sum(sizes)} nodes in {len(sizes)} equivalence classes of two or more" in text
+
+
 def test_several_task_files_are_named_as_words(tmp_path: Path) -> None:
     write_sample_run(tmp_path)
     config = {"tasks": {"train": ["worlds/a.jsonl", "worlds/b.jsonl"]}}
@@ -154,7 +203,7 @@ def test_any_metric_may_be_missing(tmp_path: Path) -> None:
 def test_a_status_that_ends_no_edge_of_a_step_is_zero_there(tmp_path: Path) -> None:
     rows = metric_rows(9)
     rows[3]["rollout/status/tool_error"] = 0.3  # of the steps after the evaluation, the third
-    panel = next(panel for panel in PANELS if panel.title == "What became of the edges")
+    panel = _panel("What became of the edges")
     write_lines(tmp_path / "metrics.jsonl", rows)
     metrics = read_run(tmp_path).metrics
     (line,) = _line(panel, metrics, "rollout/status/tool_error", "tool error")
@@ -225,6 +274,7 @@ def test_the_drawn_graph_is_the_one_that_shows_most(tmp_path: Path) -> None:
     assert _chosen(tmp_path, [large, unmerged, rich, unanimous]) == "rich"
     assert _chosen(tmp_path, [unanimous, unmerged, large]) == "unmerged"
     assert _chosen(tmp_path, [large]) == "large"
+    assert _chosen(tmp_path, [rich, unmerged, kb_graph("later", seed=4)]) == "later"
 
 
 def test_a_graph_that_is_too_large_is_drawn_in_part_and_the_page_says_so(tmp_path: Path) -> None:

@@ -3,8 +3,15 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from graphpo_agent.report.plots import Curve, confidence_half_width, curve_with_band, t_quantile
+from graphpo_agent.report.plots import (
+    Curve,
+    _draw,
+    confidence_half_width,
+    curve_with_band,
+    t_quantile,
+)
 
 # Two-sided critical values as printed in statistics books.
 PRINTED = [
@@ -33,6 +40,19 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
     draws = np.random.default_rng(0).normal(size=(5, 4000))
     covered = np.abs(draws.mean(axis=0)) <= confidence_half_width(draws)
     assert mean(covered.tolist()) == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_curve_is_the_mean_of_the_seeds_that_are_there_inside_its_band() -> None:
+    nan = float("nan")
+    y = np.array([[0.2, 0.4, 0.6, nan], [0.4, 0.8, nan, nan]])
+    axes = Figure().add_subplot()
+    _draw(axes, Curve("graphpo", np.arange(4.0), y), 0)
+    (line,), (band,) = axes.lines, axes.collections
+    assert np.array(line.get_data()) == pytest.approx(np.array([[0, 1, 2], [0.3, 0.6, 0.6]]))
+    corners = np.concatenate([path.vertices for path in band.get_paths()])
+    # 12.706 · 0.2 around 0.6, where the two seeds are farthest apart
+    assert corners[:, 1].min() == pytest.approx(0.6 - 2.5412, abs=1e-3)
+    assert corners[:, 1].max() == pytest.approx(0.6 + 2.5412, abs=1e-3)
 
 
 def test_figures_are_written_in_both_formats_and_are_reproducible(tmp_path: Path) -> None:

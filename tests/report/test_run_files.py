@@ -6,7 +6,7 @@ import pytest
 
 from graphpo_agent.errors import RunError
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.report.run_files import read_run
+from graphpo_agent.report.run_files import flatten, read_run
 from tests.report.sample_run import write_lines
 
 
@@ -22,6 +22,10 @@ def test_columns_hold_nan_where_a_row_has_nothing(tmp_path: Path) -> None:
     assert [len(part) for part in metrics.defined("x")] == [0, 0]
     assert [len(part) for part in metrics.defined("never")] == [0, 0]
     assert math.isnan(metrics.last("never"))
+
+
+def test_a_mapping_without_keys_is_a_value_too() -> None:
+    assert flatten({"tools": {}, "mode": {"options": {}}}) == {"tools": "{}", "mode.options": "{}"}
 
 
 def test_a_metric_that_is_no_number_is_left_out_of_the_log(tmp_path: Path) -> None:
