@@ -19,7 +19,7 @@ class VerlEngineConfig(Strict):
     tensor_parallel: Positive = 1
     """GPUs that hold one copy of the model while it samples."""
     max_context_tokens: Positive
-    """No context grows longer: a long prompt has less than ``mode.max_response_tokens`` for answers."""
+    """No context grows longer, so a long prompt leaves less than ``mode.max_response_tokens``."""
     max_sequences: Positive = 256
     """Continuations that one server decodes together; others wait."""
     gpu_memory_utilization: Annotated[Number, Field(gt=0, lt=1)] = 0.5
