@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from graphpo_agent.cli import main
+from graphpo_agent.data import livecodebench
 from graphpo_agent.data.prepare import prepare
 from graphpo_agent.data.tasks import load_tasks, write_tasks
 from graphpo_agent.errors import DataError
@@ -89,6 +90,22 @@ def test_a_problem_of_which_one_test_prints_is_a_program(tmp_path: Path) -> None
     (task,) = prepare("livecodebench", [path]).tasks
     tests = ProgramTests.unpacked(task.metadata["tests"])
     assert tests.function is None and len(tests.cases) == 2
+
+
+def test_neither_level_nor_date_is_needed(tmp_path: Path) -> None:
+    row = problem(PRINTS)
+    del row["difficulty"], row["contest_date"]
+    (task,) = prepare("livecodebench", [lines(tmp_path / "a.jsonl", row)]).tasks
+    assert set(task.metadata) == {"source", "source_id", "tests"}
+
+
+def test_a_text_that_is_very_long_when_decompressed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(livecodebench, "_MOST_BYTES", 1000)
+    row = problem(PRINTS, private_test_cases=compressed(json.dumps(PRINTS * 100)))
+    with pytest.raises(DataError, match="more than 1 GiB"):
+        prepare("livecodebench", [lines(tmp_path / "a.jsonl", row)])
 
 
 class Harmful:

@@ -76,6 +76,7 @@ def test_any_text_survives_and_specials_are_what_the_model_says(kb):
     assert (
         tokenizer.pad_token == "<|endoftext|>" and tokenizer.pad_token_id != config["eos_token_id"]
     )
+    assert config["pad_token_id"] == tokenizer.pad_token_id
     tag = tokenizer.encode("<search>", split_special_tokens=True)
     assert len(tag) == 1
     assert tokenizer.decode(tag, skip_special_tokens=True) == "<search>"

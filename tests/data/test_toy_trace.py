@@ -65,6 +65,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(tmp_path):
 
 def test_questions_are_different_and_their_answers_are_computed(tmp_path):
     train, heldout = world(tmp_path, num_lines=7, limit=30)
+    assert (len(train), len(heldout)) == (300, 100)
     assert len({task.question for task in train + heldout}) == 400
     for task in train + heldout:
         operations = task.metadata["operations"]
