@@ -98,9 +98,10 @@ def test_what_a_full_disk_cannot_hold_is_shown(arguments, graphs, tmp_path, caps
     assert not list(tmp_path.iterdir())
 
 
-def test_it_repeats_itself(arguments, graphs, tmp_path):
-    for name in ("a", "b"):
-        run(arguments, graphs, tmp_path / name)
+def test_it_repeats_itself_and_knows_held_out_tasks(arguments, graphs, reach, tmp_path):
+    swapped = [f"tasks.train={reach / 'heldout.jsonl'}", f"tasks.heldout={reach / 'train.jsonl'}"]
+    for name, extra in (("a", []), ("b", swapped)):
+        run(arguments, graphs, tmp_path / name, extra=extra)
     first, second = (json.loads((tmp_path / n / "calibration.json").read_text()) for n in "ab")
     assert first == second
 
@@ -204,8 +205,9 @@ def test_graphs_of_a_run_directory_name_their_tasks_behind_the_step():
     names = ["a/b", "step-3/a/b", "step-1/c", "step-2/step-1/c"]
     found = tasks_of([RolloutGraph.root(name, token_ids=[1]) for name in names], tasks)
     assert [task.id for task in found] == ["a/b", "a/b", "step-1/c", "step-1/c"]
-    with pytest.raises(DataError, match="'step-3/b'"):
-        tasks_of([RolloutGraph.root("step-3/b", token_ids=[1])], tasks)
+    for name in ("step-3/b", "3/a/b"):
+        with pytest.raises(DataError, match=f"'{name}'"):
+            tasks_of([RolloutGraph.root(name, token_ids=[1])], tasks)
 
 
 LOW = ThresholdRow(0.5, 200, 30, 50, 0.9, 0.25, 0.4, 0.6, math.nan, math.nan, 0.01)

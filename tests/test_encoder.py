@@ -16,6 +16,7 @@ from transformers import (
     Qwen2Model,
     RobertaConfig,
 )
+from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.data.toy_model import make_toy_tokenizer
 from graphpo_agent.encoder import EncoderEmbedder
@@ -104,17 +105,18 @@ def test_long_texts_are_cut(directory):
 
 
 @pytest.mark.parametrize(
-    ("config", "most"),
+    ("config", "limit", "most"),
     [
-        (BertConfig(max_position_embeddings=12), 12),
-        (RobertaConfig(max_position_embeddings=12), 10),  # two positions are padding's
+        (BertConfig(max_position_embeddings=12), {}, 12),
+        (RobertaConfig(max_position_embeddings=12), {}, 10),  # two positions are padding's
+        (BertConfig(max_position_embeddings=12), {"model_max_length": 8}, 8),
     ],
 )
-def test_a_model_s_positions_cut_where_its_tokenizer_says_nothing(config, most, tmp_path):
+def test_what_tokenizer_or_model_takes_at_most_cuts_texts(config, limit, most, tmp_path):
     config.update({"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 32})
     config.update({"num_hidden_layers": 1, "num_attention_heads": 2})
     AutoModel.from_config(config).save_pretrained(tmp_path)
-    bert_tokenizer().save_pretrained(tmp_path)
+    bert_tokenizer(**limit).save_pretrained(tmp_path)
     embedder = EncoderEmbedder(tmp_path)
     words = ["karo"] * (most - 3)
     texts = [" ".join([*words, *more]) for more in (["venn"], ["venn", "born"], ["mentor"])]
@@ -130,6 +132,23 @@ def test_no_call_changes_the_tokenizer_that_threads_share(directory):
     assert shared.truncation["max_length"] == 6
     encoder.embed(["karo venn mentor born 1987 karo venn", "", "born"])
     assert shared.to_str() == before
+
+
+def test_a_pooler_that_was_not_published_is_not_missed(tmp_path, directory):
+    shutil.copytree(directory, tmp_path / "encoder")
+    weights = load_file(directory / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if "pooler." not in name}
+    save_file(kept, tmp_path / "encoder/model.safetensors", {"format": "pt"})
+    expected = EncoderEmbedder(directory).embed(TEXTS)
+    np.testing.assert_array_equal(EncoderEmbedder(tmp_path / "encoder").embed(TEXTS), expected)
+
+
+def test_what_transformers_says_elsewhere_stays_as_loud(directory):
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_info()
+    EncoderEmbedder(directory)
+    assert transformers_logging.get_verbosity() == transformers_logging.INFO
+    transformers_logging.set_verbosity(before)
 
 
 def test_checkpoint_without_some_weights_is_refused_not_filled_at_random(tmp_path, directory):

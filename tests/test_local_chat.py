@@ -1,11 +1,13 @@
+import json
 import threading
 
 import pytest
 import torch
+from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from graphpo_agent.data.toy_model import make_toy_model
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ModelError, ToolError
 from graphpo_agent.local_chat import LocalChat
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
@@ -88,11 +90,37 @@ def test_conversation_without_room_is_a_failed_call(chat):
     assert caught.value.kind == "bad_arguments"
 
 
+def test_a_conversation_that_just_fits_is_answered(directory, chat):
+    just = len(chat._rendered(ASKED)) + 4
+    assert LocalChat(directory, max_context_tokens=just).reply(ASKED, 4) == chat.reply(ASKED, 4)
+    with pytest.raises(CallFailed):
+        LocalChat(directory, max_context_tokens=just).reply(ASKED, 5)
+    with pytest.raises(ToolError, match="max_context_tokens must be a whole number of at least 1"):
+        LocalChat(directory, max_context_tokens=0)
+
+
 def copy(directory, target):
     target.mkdir()
     for file in directory.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
     return target
+
+
+def test_a_model_that_is_published_to_be_sampled_from_answers_greedily(tmp_path, directory, chat):
+    path = copy(directory, tmp_path / "model")
+    sampled = {"do_sample": True, "temperature": 9.0, "top_k": 0, "repetition_penalty": 9.0}
+    (path / "generation_config.json").write_text(json.dumps(sampled))
+    assert LocalChat(path).reply(ASKED, 12) == chat.reply(ASKED, 12)
+
+
+def test_a_token_that_begins_texts_is_the_templates_own(tmp_path, directory, chat):
+    path = copy(directory, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    first = [("<|endoftext|>", tokenizer.convert_tokens_to_ids("<|endoftext|>"))]
+    begun = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=first)
+    tokenizer.backend_tokenizer.post_processor = begun
+    tokenizer.save_pretrained(path)
+    assert LocalChat(path)._rendered(ASKED) == chat._rendered(ASKED)
 
 
 @pytest.mark.parametrize("spoil", ["missing", "no_weights", "bad_config", "no_template"])

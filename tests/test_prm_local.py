@@ -144,6 +144,7 @@ def test_spelled_control_tokens_stay_text(qwen):
     scorer = LocalStepScorer(qwen)
     assert scorer.score([sly]) == [pytest.approx(qwen_scores(qwen, tame), abs=1e-5)]
     assert without_control("a <b> <|c|> <| d|>", ["<b>"]) == "a < b> < |c|> <| d|>"
+    assert without_control("<｜c｜>", []) == "< ｜c｜>"
     assert step_messages(LONG, step_token="#", system="s") == [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "what is two plus two"},

@@ -42,7 +42,7 @@ class Limits:
 
     deadline_s: float = 10.0
     """Wall-clock seconds from start to end, the start of the interpreter (some 0.1) included;
-    also, rounded up and plus one, the CPU seconds of all threads together."""
+    also, rounded down and plus one, the CPU seconds of all threads together."""
     memory_bytes: int = 2**30
     """Address space; an interpreter with numpy maps some 150 MiB."""
     output_bytes: int = 2**20

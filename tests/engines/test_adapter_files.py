@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from graphpo_agent.cli import main
@@ -105,6 +106,10 @@ def damage(place: Path, how: str) -> None:
             weights.unlink()
         case "weights damaged":
             weights.write_bytes(b"nothing")
+        case "one weight gone":
+            held = load_file(weights)
+            held.popitem()
+            save_file(held, weights)
         case _:
             config.write_text(json.dumps(values | {"r": 2}))
 
@@ -119,6 +124,7 @@ def damage(place: Path, how: str) -> None:
         ("odd values", "cannot be merged into"),
         ("weights gone", "adapter_model.safetensors is missing"),
         ("weights damaged", "adapter_model.safetensors is damaged"),
+        ("one weight gone", "belongs to another model: adapter .*lora_"),
         ("other rank", "belongs to another model"),
     ],
 )

@@ -35,6 +35,21 @@ def test_imitation_trains_the_trained_pieces_and_the_end(make_model, tokenizer):
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_a_demonstration_is_the_tokens_of_its_rollout_and_ends_where_it_is_said(tokenizer):
+    said, seen, last = (tokenizer.encode(text) for text in ("karo", "1987", "orla"))
+    pieces = (Piece("karo", True), Piece("1987", False, role="tool"), Piece("orla", True))
+    cut_off = replace(DEMONSTRATIONS[0], pieces=pieces, ends=False)
+    prompt, around = tokenizer.render(cut_off.messages), tokenizer.turn_break("tool")
+    expected = [*prompt, *said, *around.opening, *seen, *around.closing, *last]
+    sample = demonstration_sample(cut_off, tokenizer, len(expected))
+    assert sample.token_ids.tolist() == expected
+    whole = demonstration_sample(replace(cut_off, ends=True), tokenizer, len(expected) + 1)
+    assert whole.token_ids.tolist() == [*expected, tokenizer.eos_id]
+    assert whole.loss_mask.sum() == len(said) + len(last) + 1
+    with pytest.raises(DataError, match=f"{len(expected) + 1} tokens, but the model's context"):
+        demonstration_sample(replace(cut_off, ends=True), tokenizer, len(expected))
+
+
 def test_the_imitation_rate_rises_and_falls_linearly():
     rates = [ImitationOptions(1.0, total_steps=6, warmup_steps=2).rate(i) for i in range(8)]
     np.testing.assert_allclose(rates, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])

@@ -12,6 +12,8 @@ from transformers import (
     Gemma3TextConfig,
     GPTJConfig,
     GPTJForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     StableLmConfig,
     StableLmForCausalLM,
 )
@@ -435,6 +437,12 @@ def test_a_model_that_reshapes_its_logits_is_refused(make_model):
         (GPTJConfig, GPTJForCausalLM, {"rotary_dim": 4}, "attention interface"),
         (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8}, "softcap"),
         (StableLmConfig, StableLmForCausalLM, {}, "hand arguments on"),
+        (
+            GptOssConfig,
+            GptOssForCausalLM,
+            {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+            "s_aux",
+        ),
         (Gemma3TextConfig, Gemma3ForCausalLM, {"final_logit_softcapping": 30.0}, "caps its logits"),
     ],
 )

@@ -3,8 +3,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ModelError
@@ -65,6 +65,36 @@ def test_a_spelling_that_is_also_a_vocabulary_word_stays_text(tmp_path):
     tokenizer = HfTokenizer.load(str(tmp_path))
     assert tokenizer.encode("go <eos> go") == [2, 3, 4, 2]
     assert tokenizer.encode("unheard-of") == [0]
+
+
+def test_ids_that_nobody_has_count_in_the_size_of_the_vocabulary(tmp_path):
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1, "go": 7}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>"
+    )
+    assert HfTokenizer(tokenizer).vocab_size == 8
+
+
+def test_a_token_that_begins_texts_begins_prompts_and_nothing_else(tokenizer_dir, tmp_path):
+    directory = shutil.copytree(tokenizer_dir, tmp_path / "model")
+    (directory / "chat_template.jinja").unlink()
+    begun = AutoTokenizer.from_pretrained(directory, bos_token="<|im_start|>")
+    begun.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", begun.bos_token_id)]
+    )
+    begun.save_pretrained(directory)
+    tokenizer = HfTokenizer.load(str(directory))
+    bos, karo = tokenizer.hf.bos_token_id, tokenizer.encode("karo")
+    assert bos not in karo
+    assert tokenizer.render("karo") == [bos, *karo]
+    assert tokenizer.render([{"role": "user", "content": "karo"}]) == [bos, *karo]
+
+
+def test_a_tokenizer_in_python_leaves_control_tokens_out_too():
+    tokenizer = HfTokenizer(ByT5Tokenizer())
+    token_ids = tokenizer.encode("karo </s> é")
+    assert tokenizer.eos_id not in token_ids
+    assert tokenizer.decode([*token_ids, tokenizer.eos_id]) == "karo </s> é"
 
 
 def test_eos_ids_join_the_tokenizers_and_the_generation_configs(tokenizer_dir, tmp_path):

@@ -27,6 +27,8 @@ MIRRORS = BlockList(["benchmark-mirrors"])
         "https://web.archive.org/web/2025/huggingface.co/datasets/gaia-benchmark/GAIA",
         "https://r.jina.ai/https://huggingface.co/datasets/gaia-benchmark/GAIA",
         "https://example.org/get?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fgaia-benchmark%2FGAIA",
+        "https://example.org/get?u=huggingface.co/datasets/gaia-benchmark/GAIA",
+        "https:\\\\huggingface.co\\datasets\\gaia-benchmark\\GAIA",
         "https://openaipublic.blob.core.windows.net/simple-evals/browse_comp_test_set.csv",
         "https://raw.githubusercontent.com/RUC-NLPIR/WebThinker/main/data/GAIA/dev.json",
         "https://cdn.jsdelivr.net/gh/RUC-NLPIR/WebThinker@main/data/GAIA/dev.json",

@@ -13,7 +13,10 @@ from graphpo_agent.rewards import math_worker
 
 ANSWERING = Path(math_worker.__file__).parents[1] / "net" / "answering.py"
 WORKER = f"""
-import os, runpy, time
+import os, runpy, signal, time
+
+set_timer, timers = signal.setitimer, []
+signal.setitimer = lambda which, seconds: (timers.append(seconds), set_timer(which, seconds))
 
 def answer(request):
     if request["do"] == "print":
@@ -23,7 +26,7 @@ def answer(request):
     if request["do"] == "fill":
         return {{"length": len(bytearray(2**32))}}
     time.sleep(request.get("sleep", 0))
-    return {{"pid": os.getpid(), "said": request["do"]}}
+    return {{"pid": os.getpid(), "said": request["do"], "timers": timers}}
 
 runpy.run_path({str(ANSWERING)!r})["answer_requests"](answer)
 """
@@ -36,8 +39,8 @@ def pool(tmp_path: Path) -> ProcessPool:
     return ProcessPool(worker, 1, purpose="nothing works", needs="something")
 
 
-def said(pool: ProcessPool, do: str, **more: float) -> int:
-    answer = pool.ask({"do": do, **more}, 60.0)
+def said(pool: ProcessPool, do: str) -> int:
+    answer = pool.ask({"do": do}, 60.0)
     assert answer is not None and answer["said"] == do
     return answer["pid"]
 
@@ -54,6 +57,24 @@ def test_a_process_that_breaks_is_replaced(pool: ProcessPool, do: str) -> None:
     first = said(pool, "a")
     assert pool.ask({"do": do}, 60.0) is None
     assert said(pool, "b") != first
+
+
+def test_one_that_ends_within_its_answer_has_given_none(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import struct, sys\n"
+        "print(end=struct.pack('>I', 2).decode() + '{}', flush=True)\n"
+        "sys.stdin.buffer.read(4)\n"
+        "print(end=struct.pack('>I', 99).decode() + '{', flush=True)\n"
+    )
+    pool = ProcessPool(worker, 1, purpose="nothing works", needs="something")
+    assert pool.ask({}, 60.0) is None
+
+
+def test_the_seconds_of_an_answer_do_not_go_on_behind_it(pool: ProcessPool) -> None:
+    said(pool, "a")
+    answer = pool.ask({"do": "b"}, 50.0)
+    assert answer is not None and answer["timers"] == [60.0, 0, 50.0, 0]
 
 
 def test_a_process_that_takes_too_long_is_killed(pool: ProcessPool) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import requests
 
-from graphpo_agent.errors import DataError, GraphPOError
-from graphpo_agent.types import Document
+from graphpo_agent.errors import DataError, GraphPOError, QuotaError
+from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.types import Document, FailureKind
 from retrievers.server import serve
 from retrievers.server_messages import Bounds
 
@@ -38,7 +39,8 @@ def documents(query: str, topk: int) -> list[Document]:
 class Steered:
     """``wait PATH`` waits until the file is there, ``broken`` raises, ``half`` finds half a pair.
 
-    Anything else is found in ``documents``.
+    ``fail KIND`` is a call that failed so, ``used up`` an empty account. Anything else is found in
+    ``documents``.
     """
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
@@ -49,6 +51,10 @@ class Steered:
             wait_for(Path(query[5:]))
         if query == "broken":
             raise ZeroDivisionError("a bug in the retriever")
+        if query.startswith("fail "):
+            raise CallFailed(cast(FailureKind, query[5:]), "behind the server")
+        if query == "used up":
+            raise QuotaError("behind the server")
         if query == "half":
             return [Document("half", HALF_A_PAIR)]
         return documents(query, topk)

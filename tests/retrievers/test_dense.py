@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import faiss
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from graphpo_agent.encoder import EncoderEmbedder
 from graphpo_agent.errors import ModelError, ToolError
@@ -23,6 +25,7 @@ from retrievers.faiss_index import (
     parse_type,
     search_faiss,
 )
+from retrievers.index import merge_indexes
 from retrievers.torch_flat import TorchFlat
 from tests.retrievers.samples import make_encoder, passages, write_corpus
 from tests.worlds import ROOT
@@ -193,7 +196,7 @@ def test_what_is_left_of_another_build_is_not_used(tmp_path, encoder, capsys, mo
     if change == "corpus":
         write_corpus(corpus, passages(60, seed=1))
     if change == "encoder":
-        (model / "config.json").write_text((model / "config.json").read_text() + " ")
+        os.utime(model / "config.json", (0, 0))
     settings = {"max_tokens": 9} if change == "setting" else {}
     build(corpus, tmp_path / "index", model=model, batch_size=1, **settings)
     assert "starting over" in capsys.readouterr().err
@@ -229,6 +232,18 @@ def test_search_r1s_own_index_is_opened_where_it_is(tmp_path, encoder):
     build(corpus, tmp_path / "own", model=encoder)
     [own] = DenseRetriever(tmp_path / "own").search(["alder0 birch0"], 3)
     assert [document.id for document in found] == [document.id for document in own]
+    more = write_corpus(tmp_path / "more.jsonl", texts, first=50)
+    build(more, tmp_path / "second", **settings)
+    merge_indexes([tmp_path / "index", tmp_path / "second"], tmp_path / "merged")
+    assert len(DenseRetriever(tmp_path / "merged").search(["alder0"], 1000)[0]) == 100
+    inside = tmp_path / "index" / "e5_Flat.index"
+    shutil.copyfile(tmp_path / "e5_Flat.index", inside)
+    with pytest.raises(ToolError, match=r"lies in .*, which is to be replaced"):
+        build(corpus, tmp_path / "index", model=encoder, faiss_index=inside)
+    nested = write_corpus(tmp_path / "index" / "corpus.jsonl", texts)
+    with pytest.raises(ToolError, match=r"lies in .*, which is to be replaced"):
+        build(nested, tmp_path / "index", model=encoder)
+    assert inside.exists() and nested.exists()
     shorter = write_corpus(tmp_path / "short.jsonl", texts[:-1])
     with pytest.raises(ToolError, match=r"holds 50 vectors but .* has 49 rows"):
         build(shorter, tmp_path / "other", **settings)
@@ -243,7 +258,8 @@ def test_search_r1s_own_index_is_opened_where_it_is(tmp_path, encoder):
 def test_settings_come_from_the_preset_that_is_named_or_told_by_the_name():
     e5 = resolve_encoder("intfloat/e5-base-v2")
     assert (e5.pooling, e5.query_prefix, e5.passage_prefix) == ("mean", "query: ", "passage: ")
-    bge = resolve_encoder("BAAI/bge-small-en")
+    assert (e5.normalize, e5.max_tokens) == (True, 256)
+    bge = resolve_encoder("BAAI/BGE-small-en")
     assert bge.pooling == "cls" and bge.query_prefix.startswith("Represent this sentence")
     assert resolve_encoder("x/e5-like", preset="plain", pooling="last").pooling == "last"
     assert resolve_encoder("my/bge", query_prefix="", normalize=False).query_prefix == ""
@@ -252,6 +268,29 @@ def test_settings_come_from_the_preset_that_is_named_or_told_by_the_name():
             resolve_encoder(name)
     with pytest.raises(ToolError, match="pooling must be one of mean, cls, last, found 'max'"):
         resolve_encoder("e5", pooling="max")
+    with pytest.raises(ToolError, match="max_tokens must be at least 1, found 0"):
+        resolve_encoder("e5", max_tokens=0)
+
+
+def test_an_encoder_is_loaded_as_its_settings_say_from_wherever_it_was_named(encoder, monkeypatch):
+    monkeypatch.chdir(encoder.parent)
+    settings = resolve_encoder(encoder.name, preset="bge", normalize=False, max_tokens=6)
+    assert settings.model == str(encoder.resolve())
+    texts = passages(5)
+    same = EncoderEmbedder(encoder, pooling="cls", normalize=False, prefix="oak ", max_tokens=6)
+    loaded = settings.load("oak ", 2, "cpu")
+    np.testing.assert_allclose(loaded.embed(texts), same.embed(texts), atol=1e-5)
+
+
+def test_an_encoder_that_gives_no_numbers_makes_no_index(tmp_path, encoder):
+    shutil.copytree(encoder, tmp_path / "e5")
+    weights = load_file(tmp_path / "e5" / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"].fill_(float("nan"))
+    save_file(weights, tmp_path / "e5" / "model.safetensors", {"format": "pt"})
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(20))
+    with pytest.raises(ModelError, match="not finite for rows 0 to 15 of"):
+        build(corpus, tmp_path / "index", model=tmp_path / "e5", batch_size=1)
+    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("name", ["flat", "PQ8", "IVF,Flat", "IVF0,SQ8", "IVF61,SQ8", "HNSW1", ""])

@@ -11,7 +11,7 @@ from retrievers.bm25 import Bm25Retriever
 from retrievers.dense import DenseRetriever
 from retrievers.index import build_index, describe_index, merge_indexes, open_index
 from retrievers.index_memory import estimate_num_docs, predict_memory
-from retrievers.index_options import BUILD_OPTIONS, SEARCH_OPTIONS
+from retrievers.index_options import BUILD_OPTIONS, SEARCH_OPTIONS, choose
 from tests.retrievers.samples import make_encoder, passages, write_corpus
 
 QUERIES = ["alder0 birch3 cedar1", "oak19", "elm4 elm4", "nothing"]
@@ -158,6 +158,7 @@ def test_merged_shards_are_the_index_of_the_whole_corpus(
         raise AssertionError("nothing may be encoded again")
 
     monkeypatch.setattr("retrievers.dense_build._encode", encode)
+    monkeypatch.setattr("retrievers.dense_build._BLOCK_ROWS", 50)
     merged = merge_indexes([tmp_path / name for name in "abc"], tmp_path / "merged")
     assert merged["num_docs"] == 300
     expected = open_index(tmp_path / "whole").search(QUERIES, 20)
@@ -235,6 +236,21 @@ def test_what_cannot_be_built_is_one_line_and_no_directory(
     assert os.listdir(tmp_path) == ["corpus.jsonl"] and capsys.readouterr().err == ""
 
 
+def test_the_least_values_and_none_where_it_is_the_default_are_options(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(5))
+    build_index("bm25", corpus, tmp_path / "index", k1=0, b=0)
+    options = describe_index(tmp_path / "index")["options"]
+    assert (options["k1"], options["b"]) == (0, 0)
+    assert choose(BUILD_OPTIONS, "dense", {"preset": None})["preset"] is None
+
+
+def test_an_index_of_another_kind_is_not_searched(tmp_path, encoder):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(5))
+    build("dense", corpus, tmp_path / "index", encoder)
+    with pytest.raises(ToolError, match="field 'kind' must be bm25, found dense"):
+        Bm25Retriever(tmp_path / "index")
+
+
 def test_an_index_that_cannot_be_opened_is_told(tmp_path):
     with pytest.raises(ToolError, match="holds no index"):
         open_index(tmp_path)
@@ -256,7 +272,12 @@ def test_an_index_that_cannot_be_opened_is_told(tmp_path):
         ({"kind": "web"}, "field 'kind' must be bm25, lucene, dense, found web"),
         ({"kind": "dense"}, "field 'index' must be a str"),
         ({"options": None}, "field 'options' must be a dict"),
+        (
+            {"kind": "dense", "index": "index.faiss", "factory": "Flat"},
+            "field 'dimension' must be a int",
+        ),
         ({"corpus": 5}, "field 'corpus' must be a str"),
+        ({"corpus_head_sha256": None}, "field 'corpus_head_sha256' must be a str"),
         ({"num_docs": "10"}, "field 'num_docs' must be a int"),
     ],
 )

@@ -21,6 +21,7 @@ from tests.retrievers.served import HALF_A_PAIR, documents, served
 
 OAK = '"Oak"\nA tree.'
 OAK_ID = hashlib.sha256(OAK.encode()).hexdigest()[:16]
+HALF_ID = hashlib.sha256(HALF_A_PAIR.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def answers(*results, status=200):
@@ -43,6 +44,8 @@ def answers(*results, status=200):
         ([{"title": "Oak", "text": "A tree.", "id": "1"}], [Document("1", OAK)]),
         ([{"title": "Oak", "text": "x", "contents": OAK, "id": "1"}], [Document("1", OAK)]),
         ([{"text": OAK, "id": "1"}], [Document("1", OAK)]),
+        ([{"contents": OAK, "id": "1", "url": 3}], [Document("1", OAK)]),
+        ([HALF_A_PAIR], [Document(HALF_ID, HALF_A_PAIR)]),
         (f"\n{OAK}\n", [Document(OAK_ID, OAK)]),
         ("", []),
         ("No search results found.", []),
@@ -101,7 +104,7 @@ def test_an_address_without_a_retrieval_server_stops_the_run():
 
 def test_a_failure_inside_the_server_is_no_empty_result():
     with (
-        canned(answers("Search failed for query: oak")) as server,
+        canned(answers("\nSearch failed for query: oak")) as server,
         pytest.raises(CallFailed, match="Search failed for query: oak") as caught,
     ):
         RemoteRetriever(server.url).search(["oak"], topk=1)
@@ -187,6 +190,12 @@ def test_one_refused_query_of_many_costs_few_requests():
     with canned(answer) as server, pytest.raises(PartlyFailed):
         RemoteRetriever(server.url).search([str(number) for number in range(64)], topk=1)
     assert len(server.asked) == 13  # all, then both halves of what was refused, six times
+
+
+def test_a_request_that_fails_is_not_taken_apart():
+    with canned(lambda asked: (500, b"broken")) as server, pytest.raises(PartlyFailed):
+        RemoteRetriever(server.url, tries=1).search(["a", "b"], topk=1)
+    assert len(server.asked) == 1
 
 
 def test_a_server_that_gives_more_than_topk_is_cut():

@@ -54,6 +54,7 @@ def test_topk_is_3_where_nothing_else_is_asked_for_and_strange_keys_are_ignored(
         (b"", 400, "not valid JSON"),
         (b"{", 400, "not valid JSON"),
         (b"\xff\xfe", 400, "not valid JSON"),
+        (b'{"queries": [], "topk": NaN}', 400, "not valid JSON"),
         ([], 400, "must be a JSON object, found list"),
         ({}, 422, "queries must be a list of strings"),
         ({"queries": "oak"}, 422, "queries must be a list of strings"),
@@ -97,6 +98,15 @@ def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(serv
     assert reply.json() == {"error": "the body is longer than 20000 bytes"}
 
 
+def test_what_a_request_may_hold_at_most_is_taken(server):
+    queries = ["oak"] * 7 + ["a" * 300]
+    answer = server.retrieve(*queries, topk=20)
+    assert answer == [expected(query, 20) for query in queries]
+    body = json.dumps({"queries": ["oak"], "padding": ""})
+    reply = server.post("/retrieve", body.replace('""', f'"{"x" * (20_000 - len(body))}"').encode())
+    assert reply.json() == {"result": [expected("oak", 3, scores=False)]}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/", 404), ("POST", "/", 404), ("GET", "/retrieve", 405)]
 )
@@ -111,6 +121,22 @@ def test_a_bug_in_a_search_is_that_request_s_only(server):
     assert reply.status_code == 500
     assert reply.json() == {"error": "ZeroDivisionError: a bug in the retriever"}
     assert server.retrieve("oak") == [expected("oak", 2)]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "wait"),
+    [
+        ("fail bad_arguments", 422, None),
+        ("fail no_result", 422, None),
+        ("fail rate_limit", 503, "1"),
+        ("fail transient", 502, None),
+        ("used up", 402, None),
+    ],
+)
+def test_what_fails_behind_the_server_keeps_its_kind(server, query, status, wait):
+    reply = server.post("/retrieve", {"queries": [query]})
+    assert (reply.status_code, reply.headers.get("Retry-After")) == (status, wait)
+    assert reply.json() == {"error": "behind the server"}
 
 
 def test_text_that_is_no_unicode_arrives(server):

@@ -166,7 +166,14 @@ def test_bing_is_asked_through_the_proxy():
 
 @pytest.mark.parametrize(
     ("query", "chinese"),
-    [("橡树", True), ("oak 橡", True), ("oak", False), ("", False), ("東京タワー", False)],
+    [
+        ("橡树", True),
+        ("oak 橡", True),
+        ("oak", False),
+        ("", False),
+        ("東京タワー", False),
+        ("樹 나무", False),
+    ],
 )
 def test_chinese_is_told_from_japanese(query, chinese):
     assert is_chinese(query) == chinese
@@ -192,12 +199,14 @@ REFUSALS = [
     (SerpApiSearch, 429, {"error": "Hourly throughput limit exceeded."}, "rate_limit"),
     (SerpApiSearch, 200, {"error": "The search failed."}, "transient"),
     (GoogleCseSearch, *google_error(403, "dailyLimitExceeded", "Daily Limit"), QuotaError),
+    (GoogleCseSearch, *google_error(403, "quotaExceeded", "Quota"), QuotaError),
     (GoogleCseSearch, *google_error(429, "rateLimitExceeded", PER_DAY), QuotaError),
     (GoogleCseSearch, *google_error(429, "rateLimitExceeded", PER_MINUTE), "rate_limit"),
     (GoogleCseSearch, *google_error(403, "userRateLimitExceeded", "Too fast"), "rate_limit"),
     (GoogleCseSearch, *google_error(403, "accessNotConfigured", "Enable it"), ToolError),
     (GoogleCseSearch, *google_error(400, "badRequest", "API key not valid."), ToolError),
     (GoogleCseSearch, *google_error(400, "badRequest", "Invalid argument."), "bad_arguments"),
+    (GoogleCseSearch, 403, {}, ToolError),
     (GoogleCseSearch, 429, b"<html>slow down", "rate_limit"),
     (GoogleCseSearch, 502, b"", "transient"),
     (BrightDataBingSearch, 401, b"Invalid credentials", ToolError),
@@ -339,6 +348,8 @@ def test_jina_reads_a_page():
     assert (asked.method, asked.body) == ("POST", {"url": url})
     assert asked.headers["authorization"] == f"Bearer {KEY}"
     assert asked.headers["accept"] == "application/json"
+    document, _ = read({"data": {"content": "text"}}, url="HTTPS://a.org")
+    assert document.contents == '"HTTPS://a.org"\ntext'
     document, [asked] = read(reply, api_key_env=None)
     assert "authorization" not in asked.headers
     assert isinstance(JinaReader(), PageReader)

@@ -1,4 +1,6 @@
+import base64
 import tracemalloc
+import zlib
 
 import pytest
 
@@ -100,6 +102,10 @@ def test_a_task_without_tests_and_limits_out_of_range():
     for tests in (ProgramTests(()), ProgramTests((), function="f")):
         with pytest.raises(DataError, match="not the packed tests of a program"):
             ProgramTests.unpacked(tests.packed())
+    for content in ("3", "{}", '{"cases": [["a", "b"]]}', '{"cases": ["a"], "function": null}'):
+        packed = base64.b64encode(zlib.compress(content.encode())).decode()
+        with pytest.raises(DataError, match="not the packed tests of a program"):
+            ProgramTests.unpacked(packed)
     with pytest.raises(ToolError, match=r"CodeReward: seconds must be a number above 0\.25"):
         CodeReward(seconds=0.1)
 

@@ -68,6 +68,7 @@ def test_a_shorter_page_is_tried_when_the_model_fails(refusal):
 def test_a_model_that_always_fails_finds_nothing():
     chat = Chat("no", "no", CallFailed("bad_arguments", "too long"))
     assert EvidenceExtractor(chat).extract("x", "goal") is None
+    assert [shown["page"] for shown in chat.shown()] == ["x"] * 3
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ def test_outages_and_quotas_are_not_hidden(error):
         (GOOD, FOUND),
         (f"Sure!\n```json\n{GOOD}\n```\nAnything else? {{}}", FOUND),
         (f"The set {{a, b}} and {GOOD}", FOUND),
+        ("{a} " * 20 + GOOD, FOUND),
         ('{"other": 1} ' + GOOD, FOUND),
         ('{"evidence": ["a", 3, "b"], "summary": null}', Evidence("a\nb", "")),
         ('{"summary": "only\nthis"}', Evidence("", "only\nthis")),

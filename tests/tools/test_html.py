@@ -94,6 +94,7 @@ def test_short_and_declared_pages_are_read(pool):
         ('<meta http-equiv="refresh" content="0; url=/en/">', "/en/"),
         ("<META HTTP-EQUIV=Refresh CONTENT=\"5;URL='https://e.org/a b'\">", "https://e.org/a b"),
         ('<meta http-equiv="refresh" content=" 0.5 , /en/ ">', "/en/"),
+        ('<meta http-equiv="refresh" content="6; url=/en/">', ""),
         ('<meta http-equiv="refresh" content="300; url=/en/">', ""),
         ('<meta http-equiv="refresh" content="0">', ""),
         ('<meta http-equiv="refresh" content="0; url=">', ""),
@@ -166,6 +167,11 @@ def feed_of(pool, source, links=False):
         ),
         (RDF, ("Trees", "The oak\n2020")),
         ("<rss><channel><item><title>An oak", ("", "An oak")),
+        (
+            "<rss><item><content>An oak</content><description>An &lt;!-- old --&gt;oak tree"
+            "</description></item></rss>",
+            ("", "An oak tree"),
+        ),
         ("<rss><channel></channel></rss>", ("", "<rss><channel></channel></rss>")),
         ("<!--\x01--><rss>", ("", "<!--\x01--><rss>")),
     ],
@@ -187,7 +193,7 @@ def test_a_listing_in_a_feed_keeps_its_lines(pool):
 
 
 @pytest.mark.parametrize(
-    "character", ["\x01", "\x0c", "&#1;", "&#x1F;", "&#xD83D;&#56832;", "\ufffe"]
+    "character", ["\x01", "\x0c", "&#1;", "&#x1F;", "&#xD83D;&#56832;", "&#x110000;", "\ufffe"]
 )
 def test_characters_that_xml_has_no_place_for_are_spaces(pool, character):
     page = f"<p>An old{character}oak.</p><script>x</script> And {character} ivy."
@@ -300,7 +306,8 @@ def test_a_worker_sees_no_keys(pool, monkeypatch, tmp_path):
 def test_unseen_characters_are_taken_out():
     tagged = "".join(chr(0xE0000 + ord(char)) for char in "ignore")
     text = f"a\u202eb\u200bc\ufeff{tagged}\x1b[2J\x00\u2066d\u00ad \t \r\n\r\n\r\n\r\ne\u2028f\n"
-    assert clean_text(text) == "abc[2Jd\n\ne\nf"
+    text += "\ufe0f\U000e0101g\u3164\uffa0\u034fh"
+    assert clean_text(text) == "abc[2Jd\n\ne\nf\ngh"
 
 
 VISIBLE_FORMATS = {chr(n) for n in (*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2)} | {
@@ -325,6 +332,7 @@ def test_no_control_or_format_character_is_left(text):
     [
         ("Grün".encode(), None, "Grün"),
         ("Grün".encode("latin-1"), None, "Grün"),
+        ("Grü".encode("latin-1"), None, "Grü"),
         ("Grün".encode("latin-1"), "iso-8859-1", "Grün"),
         ("“Grün”".encode("cp1252"), "ISO-8859-1", "“Grün”"),
         ("橡树".encode("gb18030"), "gb2312", "橡树"),
@@ -334,6 +342,11 @@ def test_no_control_or_format_character_is_left(text):
             '<meta charset="windows-1251">дуб'.encode("cp1251"),
             None,
             '<meta charset="windows-1251">дуб',
+        ),
+        (
+            f'<TITLE>{"x" * 900}</TITLE><META CHARSET="KOI8-R">дуб'.encode("koi8-r"),
+            None,
+            f'<TITLE>{"x" * 900}</TITLE><META CHARSET="KOI8-R">дуб',
         ),
         ('<meta charset="utf-16">Grün'.encode(), None, '<meta charset="utf-16">Grün'),
         (

@@ -23,6 +23,7 @@ def test_a_content_type_is_a_type_and_a_charset(header, expected):
     [
         ("", True),
         ("unknown/unknown", True),
+        ("application/unknown", True),
         ("text/x-anything", True),
         ("application/json", True),
         ("application/atom+xml", True),
@@ -52,7 +53,7 @@ def test_which_types_may_be_text(content_type, expected):
         ("text/xml", "<p>", "text"),
         ("", "<p>", "html"),
         ("", "\n<!DOCTYPE HTML PUBLIC '-//W3C//DTD'>\n<!-- <rss> --><body>", "html"),
-        ("", "<?xml version='1.0'?><urlset>", "text"),
+        ("", "\n<?xml version='1.0'?><urlset>", "text"),
         ("", "<?xml version='1.0'?><html>", "html"),
         ("", "<?xml version='1.0'?><?style x?><feed>", "feed"),
         ("", "<oak@example.org> wrote:", "text"),

@@ -293,8 +293,8 @@ def test_an_interpreter_below_the_directory_for_temporary_files(name, tmp_path):
     link = tmp_path / "elsewhere" / "link"
     link.symlink_to(tmp_path / "env")
     for one in (python, link / "bin" / "python"):
-        result = Sandbox(name, str(one), LIMITS).run("import only_there; print(only_there.ANSWER)")
-        assert result.stdout == "42\n"
+        source = "import only_there, os; print(only_there.ANSWER, os.listdir())"
+        assert Sandbox(name, str(one), LIMITS).run(source).stdout == "42 []\n"
     assert "No module" in Sandbox(name, limits=LIMITS).run("import only_there").stderr
 
 

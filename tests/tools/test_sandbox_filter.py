@@ -1,12 +1,19 @@
+import re
 import struct
+from pathlib import Path
 
 import pytest
 
 from graphpo_agent.errors import ToolError
+from tools import sandbox_filter
 from tools.sandbox_filter import system_call_filter
 
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+HEADERS = {  # on 64 bits; aarch64 has the numbers that new machines have
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
 # read, socket, kill, clone, fcntl, prctl, prlimit64, chmod or fchmodat
 CALLS = {
     "x86_64": (0, 41, 62, 56, 72, 157, 302, 90),
@@ -52,6 +59,21 @@ def test_every_number_gets_an_answer_and_most_get_none(machine):
     assert set(answers) == {ALLOW, EPERM, ENOSYS}
     assert answers[450:] == [ENOSYS] * 150
     assert decide(machine, 0x40000000) == ENOSYS  # x32's numbering
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_numbers_are_the_kernels(machine):
+    header = HEADERS[machine]
+    if not header.is_file():
+        pytest.skip("needs the kernel's headers, as of linux-libc-dev")
+    defined = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", header.read_text())
+    theirs = dict(reversed(defined))
+    if "fstatat" in theirs:
+        theirs["newfstatat"] = theirs["fstatat"]
+    listed = re.findall(r"(\w+):(\d+|-):(\d+|-)", Path(sandbox_filter.__file__).read_text())
+    ours = {name: numbers[list(MACHINES).index(machine)] for name, *numbers in listed}
+    assert len(ours) > 150
+    assert ours == {name: theirs.get(name, "-") for name in ours}
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -113,6 +113,7 @@ def test_verl_only_trains(capsys: pytest.CaptureFixture[str], reach: Path) -> No
 
 def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     run = config(
+        "update.clip_low=0.1",
         "update.clip_high=0.28",
         "update.epochs=2",
         "update.warmup_steps=10",
@@ -120,10 +121,14 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
         "train.prompts_per_step=12",
         "update.minibatch_graphs=4",
         "train.checkpoint_every=7",
+        "train.keep_checkpoints=5",
+        "train.eval_every=3",
+        "train.eval_samples=6",
         "sampling.temperature=0.8",
     )
     settings = verl_settings(run, tmp_path, "cuda", "a:b", "text")
     actor = "actor_rollout_ref.actor"
+    assert settings[f"{actor}.clip_ratio_low"] == 0.1
     assert settings[f"{actor}.clip_ratio_high"] == 0.28
     assert settings[f"{actor}.clip_ratio_c"] > 5e8  # no dual clip: beyond verl's largest ratio
     assert settings[f"{actor}.use_kl_loss"] is True
@@ -134,6 +139,15 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert settings["actor_rollout_ref.rollout.temperature"] == 0.8
     assert settings["data.max_prompt_length"] == 32
     assert settings["trainer.save_freq"] == 7
+    assert settings["trainer.max_actor_ckpt_to_keep"] == 5
+    assert settings["trainer.test_freq"] == 3
+    assert settings["actor_rollout_ref.rollout.val_kwargs.n"] == 6
+    assert settings["actor_rollout_ref.rollout.dtype"] == "float32"
+    assert settings["data.train_batch_size"] == 12
+    assert settings["algorithm.rollout_correction.bypass_mode"] is False
+    assert verl_settings(run, tmp_path, "cuda", "a:b", "text", left_out=[3, 5]) == settings | {
+        "+data.left_out": [3, 5]
+    }
     assert settings["trainer.val_before_train"] is True
     assert verl_settings(run, tmp_path, "cuda", "a:b", "text", resume=True) == settings | {
         "trainer.val_before_train": False
@@ -151,8 +165,19 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert (own["minibatch_graphs"], own["ranks"], own["terms"], own["kl"]) == (4, 2, 1, 0.01)
     precision = settings[f"+{actor}.fsdp_config.mixed_precision"]
     assert precision["param_dtype"] == "fp32"
-    dual = config("update.dual_clip=3.0", "method.objective=separate", "tasks.heldout=null")
+    dual = config(
+        "update.dual_clip=3.0",
+        "method.objective=separate",
+        "tasks.heldout=null",
+        "model.autocast=true",
+        "update.max_tokens_per_batch=48",
+        "update.old_logprobs=rollout",
+    )
     settings = verl_settings(dual, tmp_path, "cpu", "a:b", "text")
+    assert settings[f"+{actor}.fsdp_config.mixed_precision"]["param_dtype"] == "bf16"
+    assert settings["actor_rollout_ref.rollout.dtype"] == "bfloat16"
+    assert settings[f"{actor}.ppo_max_token_len_per_gpu"] == 64
+    assert settings["algorithm.rollout_correction.bypass_mode"] is True
     assert settings[f"{actor}.clip_ratio_c"] == 3.0
     assert settings["+graphpo"]["terms"] == 2
     own = config("method={name: own, object: {class: a:B}, terms: 3}")
@@ -267,6 +292,7 @@ def test_a_resumed_runs_logs_go_on_where_the_checkpoint_was_written(tmp_path: Pa
         ([3, 4], "4", 3),  # stopped between the checkpoint of step 4 and its row
         ([4], "4", 4),  # the same, of a run that keeps one
         ([1, 2], "3", 2),  # the newest was deleted
+        ([2, 3], "2", 2),  # stopped while the checkpoint of step 3 was written
         ([2, 3, 4], "", 3),  # verl's file was torn
     ],
 )
