@@ -1,3 +1,4 @@
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from graphpo_agent.config import (
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.config_state import HashingEmbedderConfig, TextState
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.rollout.dialects.hermes import HermesDialect
+from graphpo_agent.rollout.dialects.search_r1 import SearchR1Dialect
 from tests.worlds import run_arguments, sft_overrides
 
 ROOT = Path(__file__).parent.parent
@@ -221,6 +224,18 @@ def test_a_part_that_names_no_kind_is_of_its_default(
     overrides: list[str], engine: LocalEngineConfig | VllmEngineConfig
 ) -> None:
     assert load_config(RunConfig, KB, overrides).engine == engine
+
+
+@pytest.mark.parametrize(
+    ("kind", "dialect"), [("hermes", HermesDialect), ("search_r1", SearchR1Dialect)]
+)
+def test_what_is_not_said_of_a_dialect_is_as_in_its_class(kind: str, dialect: type) -> None:
+    mode = load_config(RunConfig, KB, [f"mode.dialect={kind}"]).mode
+    assert isinstance(mode, AgentMode)
+    parameters = inspect.signature(dialect).parameters
+    said = mode.dialect.model_dump(exclude={"kind"})
+    defaults = {name: parameters[name].default for name in said}
+    assert said == defaults
 
 
 def test_a_part_of_a_part_that_names_no_kind_is_of_its_default() -> None:

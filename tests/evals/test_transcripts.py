@@ -90,6 +90,8 @@ def test_tasks_that_met_an_outage_are_sampled_again(
     kept = [row for line in lines for row in json.loads(line)["rows"]]
     judged = sum(row["reward"] is not None for row in kept)
     assert len(kept) == 8 and 0 < judged <= 4
+    assert main(command) == 2  # those that were judged before count as well
+    assert f"left {8 - judged} of 8 trajectories unscored" in capsys.readouterr().err
     flag.unlink()
     assert main(command) == 0
     assert told(capsys).startswith(f"{judged} of 8 tasks were finished before")
