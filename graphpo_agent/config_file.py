@@ -4,6 +4,7 @@
 any mistake as one line that names the file, the key and what is allowed.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +32,8 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
             another file, whose keys replace those before (``configs/methods/dapo/…``); a mapping
             that says its ``name`` or ``kind`` stands for itself.
 
+    A text that begins with ``~/`` lies in the user's home directory.
+
     Raises:
         ConfigError: one line naming the file or override, the key, and what is wrong.
     """
@@ -40,6 +43,10 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
             _merge(data, read_yaml(Path(override)))
         else:
             _apply_override(data, override)
+    try:
+        data = _from_home(data)
+    except RecursionError:
+        raise ConfigError(f"{path}: an alias (*name) stands inside what it names") from None
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -79,6 +86,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys, this is not")
     return data
+
+
+def _from_home(value: Any) -> Any:
+    """The value, the home directory in the place of the ``~`` of every path in it."""
+    if isinstance(value, str):
+        return os.path.expanduser(value) if value.startswith("~/") else value
+    if isinstance(value, dict):
+        return {key: _from_home(each) for key, each in value.items()}
+    return [_from_home(each) for each in value] if isinstance(value, list) else value
 
 
 def _is_file(override: str) -> bool:

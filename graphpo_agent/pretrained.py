@@ -46,7 +46,7 @@ def why_not_loaded(name: str, error: Exception) -> str:
         return reason
     if error.filename:
         return f"{error.filename}: {reason}"
-    return reason if Path(name).expanduser().is_dir() else f"{reason}; no such directory is here"
+    return reason if Path(name).is_dir() else f"{reason}; no such directory is here"
 
 
 def load_pretrained(

@@ -127,6 +127,20 @@ def test_a_malformed_override_names_itself(override: str) -> None:
     assert ("write key.subkey=value" in message) == (override in ("train.steps", "=5"))
 
 
+def test_a_path_may_begin_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    more = tmp_path / "more.yaml"
+    more.write_text("tasks: {train: [~/a.jsonl, b.jsonl], heldout: x~/c.jsonl}\n")
+    search = "mode.tools.search.retriever.directory=~/index"
+    config = load_config(RunConfig, KB, [str(more), "model.path=~/policy", search])
+    assert config.model.path == f"{tmp_path}/policy"
+    assert config.tasks.train == (f"{tmp_path}/a.jsonl", "b.jsonl")
+    assert config.tasks.heldout == "x~/c.jsonl"
+    assert f"directory: {tmp_path}/index" in dump_config(config)
+    with pytest.raises(ConfigError, match=r"an alias .* stands inside what it names"):
+        load_config(RunConfig, KB, ["reward={class: 'a:b', of: &loop [*loop]}"])
+
+
 def test_an_override_with_a_key_twice_says_so() -> None:
     with pytest.raises(ConfigError, match="not YAML: the key 'steps' occurs twice"):
         load_config(RunConfig, KB, ["train={prompts_per_step: 1, steps: 1, steps: 2}"])

@@ -48,17 +48,16 @@ def check_model_directory(name: str, required_file: str) -> bool:
         ModelError: the path is a file, or neither a directory nor a hub name; or the required file
             is missing, or a configuration file damaged.
     """
-    path = os.path.expanduser(name)
-    if os.path.isdir(path):
-        if not os.path.isfile(os.path.join(path, required_file)):
+    if os.path.isdir(name):
+        if not os.path.isfile(os.path.join(name, required_file)):
             raise ModelError(
                 f"model directory {name}: {required_file} is missing; "
                 "name a directory written by save_pretrained"
             )
-        for file in sorted(_CONFIG_FILES & {*os.listdir(path)}):
-            _check_object(Path(path) / file)
+        for file in sorted(_CONFIG_FILES & {*os.listdir(name)}):
+            _check_object(Path(name) / file)
         return True
-    if os.path.exists(path):
+    if os.path.exists(name):
         raise ModelError(f"model {name} is a file; name the directory that it lies in")
     in_hub = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name) and len(name) <= _LONGEST_HUB_NAME
     if not in_hub:
@@ -121,7 +120,7 @@ class HfTokenizer:
             ModelError: nothing there, unreadable, or without an end-of-sequence token.
         """
         local = check_model_directory(name, "tokenizer_config.json")
-        words = Path(os.path.expanduser(name)) / "tokenizer.json"
+        words = Path(name) / "tokenizer.json"
         if local and words.is_file():
             _check_object(words)
         try:

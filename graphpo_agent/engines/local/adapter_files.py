@@ -1,7 +1,6 @@
 """Directories that hold adapters, as peft writes them, and name the model that they belong to."""
 
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -34,7 +33,7 @@ def under_adapters(name: str) -> tuple[str, list[str]]:
             is not installed.
     """
     adapters: list[str] = []
-    while (config := Path(os.path.expanduser(name)) / _CONFIG_FILE).is_file():
+    while (config := Path(name) / _CONFIG_FILE).is_file():
         if name in adapters:
             raise ModelError(f"{config} names itself as its model: correct base_model_name_or_path")
         adapters.insert(0, name)
