@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _PATIENCE = 60.0
@@ -25,6 +26,7 @@ def status_after_interrupt(program: str, directory: Path) -> int:
     with process:
         try:
             assert process.stdout is not None and process.stdout.readline()
+            time.sleep(0.3)  # until its main thread waits: Python may lose a signal before
             process.send_signal(signal.SIGINT)
             return process.wait(_PATIENCE)
         finally:
