@@ -16,6 +16,14 @@ from tests.runs import contents, rows, weights, without_times
 from tests.worlds import ROOT, files_of_at_most, run_arguments, start_command, wait_for
 
 
+@pytest.fixture
+def run(reach: Path, tmp_path: Path) -> Path:
+    """The output of a run that has taken one step."""
+    output = tmp_path / "run"
+    assert main(["train", *run_arguments(reach, output, "train.steps=1")]) == 0
+    return output
+
+
 def test_a_run_takes_no_directory_of_something_else(tmp_path: Path) -> None:
     manifest = tmp_path / "index" / "manifest.json"
     manifest.parent.mkdir()
@@ -74,9 +82,7 @@ def test_ctrl_c_is_status_130_and_one_line(reach: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(reach: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
+def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(run: Path) -> None:
     kept = weights(run)
 
     def no_large_files() -> None:
@@ -126,12 +132,9 @@ def test_a_disk_that_is_full_at_a_whole_file_names_it_and_keeps_the_old_one(tmp_
 
 
 def test_a_run_is_not_overwritten(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     before = contents(run)
-    capsys.readouterr()
     absent = f"model.path={tmp_path / 'absent'}"
     for more in ([], [absent], ["--dry-run"]):
         assert main(["train", *run_arguments(reach, run, *more)]) == 2
@@ -143,12 +146,9 @@ def test_a_run_is_not_overwritten(
 
 
 def test_a_run_that_is_under_way_is_left_alone(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, reach: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     before = contents(run)
-    capsys.readouterr()
     with locked(run):
         for again in (["train", *run_arguments(reach, run)], ["train", "--resume", str(run)]):
             assert main(again) == 2
@@ -160,12 +160,9 @@ def test_a_run_that_is_under_way_is_left_alone(
 
 @pytest.mark.parametrize("change", [str(ROOT / "configs/toy/reach.yaml"), "output=elsewhere"])
 def test_a_resumed_run_stays_where_and_what_it_is(
-    change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     before = (run / "config.yaml").read_text(), rows(run)
-    capsys.readouterr()
     assert main(["train", "--resume", str(run), "train.steps=2", change]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert change in told and ((run / "config.yaml").read_text(), rows(run)) == before
@@ -196,25 +193,19 @@ def test_overrides_of_a_resumed_run_are_told_and_kept(
 
 
 def test_an_accuracy_that_was_never_measured_is_not_another_steps(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     log = run / "metrics.jsonl"
     before, after = log.read_text().splitlines(keepends=True)
     assert "eval/accuracy" in after
     log.write_text(before.replace("eval/accuracy", "eval/accurate") + after)  # as long as it was
-    capsys.readouterr()
     assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
     assert "held-out accuracy unknown → " in capsys.readouterr().out
 
 
 def test_a_section_that_is_new_in_a_resumed_run_is_told_by_its_settings(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
-    capsys.readouterr()
     assert main(["train", "--resume", str(run), "model.lora={rank: 2}"]) == 2
     told = capsys.readouterr().out.splitlines()
     assert {line for line in told if line.startswith("from here on")} == {
@@ -234,10 +225,8 @@ def test_a_section_that_is_new_in_a_resumed_run_is_told_by_its_settings(
     ],
 )
 def test_a_resume_that_fails_changes_nothing(
-    change: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     kept = run / "metrics.jsonl"
     if change == "train.steps=9":
         kept = kept.rename(tmp_path / "mislaid.jsonl")
@@ -266,10 +255,8 @@ def test_a_run_that_never_reached_a_checkpoint_is_replaced(
     "damage", ["model.safetensors", "optimizer.pt", "metrics.jsonl", "manifest.json"]
 )
 def test_damage_is_named_before_anything_is_changed(
-    damage: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     (path,) = run.rglob(damage)
     path.write_bytes(path.read_bytes()[:10])
     before = {file: file.read_bytes() for file in run.rglob("*.jsonl")}
@@ -310,10 +297,8 @@ def test_neither_a_copy_of_a_checkpoint_nor_half_of_one_is_a_checkpoint(tmp_path
 
 
 def test_a_corrupt_checkpoint_names_itself(
-    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    assert main(["train", *run_arguments(reach, run, "train.steps=1")]) == 0
     progress = run / "checkpoints" / "step-000001" / "progress.json"
     for damaged in ("{", "null", "{}"):
         progress.write_text(damaged)
