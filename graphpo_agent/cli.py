@@ -48,8 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     options = _parse(arguments)
     warn_in_lines()
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a configuration may name a user's own module beside it
     with interruptible() as interrupted:
         try:
             return _run(options)
@@ -79,6 +77,7 @@ def _is_override(argument: str) -> bool:
 
 def _run(options: argparse.Namespace) -> int:
     try:
+        _import_from_here()
         return options.run(options)
     except GraphPOError as error:
         return _fail(str(error))
@@ -90,6 +89,16 @@ def _run(options: argparse.Namespace) -> int:
             raise
         where = f" ({error.filename})" if error.filename else ""
         return _fail(f"{error.strerror}{where}; what was complete before is still there")
+
+
+def _import_from_here() -> None:
+    """A configuration may name a user's own module in the working directory."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise GraphPOError("the working directory was deleted: cd to one that exists") from None
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _fail(message: str) -> int:

@@ -223,3 +223,14 @@ def test_overrides_may_stand_before_and_after_options(
 def test_an_output_with_too_long_a_name_is_one_line(arguments, capsys):
     assert main([*arguments, "--out", "a" * 300]) == 2
     assert capsys.readouterr().err.startswith("graphpo: File name too long")
+
+
+def test_a_deleted_working_directory_is_one_line(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == (
+        "graphpo: the working directory was deleted: cd to one that exists\n"
+    )
