@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.pieces import cut_into_buckets
+from graphpo_agent.engines.local.saved import saved_bytes
 from graphpo_agent.engines.local.stretch_attention import stretch_layout
 from graphpo_agent.graph.samples import TrainingSample
 
@@ -185,3 +188,12 @@ def slow_flash_attention_backward(
         found, *_ = slow_flash_attention(*inputs, *sizes, **options, return_debug_mask=False)
     assert torch.equal(found, out)
     return torch.autograd.grad(found, inputs, gradient)
+
+
+def counted_bytes(config, batch, compute, adapters=False, dtype=torch.float32):
+    """What a forward pass keeps for the backward pass, as it is told before a run."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if adapters:
+        add_adapters(model, LoraOptions(4, 8.0))
+    return saved_bytes(model, batch, compute, torch.device("cpu"))

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from graphpo_agent.net.client import Limits
+
+QUICK = Limits(deadline_s=20.0, tries=3, max_backoff_s=0.01)
+"""Of calls that end soon, whatever a server does."""
+
 
 @dataclass(frozen=True)
 class Request:
