@@ -105,7 +105,8 @@ def _recommendations(found: Calibration) -> Iterator[dict[str, str]]:
     for name, choice in found.choices.items():
         row = choice.recommended
         if row is None:
-            best = min((r.spread_upper for r in choice.rows if r.merged_pairs), default=math.nan)
+            bounds = [r.spread_upper for r in choice.rows if math.isfinite(r.spread_upper)]
+            best = min(bounds, default=math.nan)
             cells = dict.fromkeys(_cells(choice.rows[0]), "–") | {"κ": "none"}
             cells["spread (bound)"] = f"– ({_number(best, '.2f')} at best)"
         else:

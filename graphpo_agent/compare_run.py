@@ -23,7 +23,7 @@ import torch
 
 from graphpo_agent.config import RunConfig
 from graphpo_agent.errors import GraphPOError, RunError
-from graphpo_agent.interrupt import raise_quietly
+from graphpo_agent.interrupt import held_back, raise_quietly
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.stderr_lines import warn_in_lines
@@ -94,13 +94,9 @@ def _start(name: str, config: RunConfig, running: dict[Connection, _Running]) ->
     rows, sender = context.Pipe(duplex=False)
     process = context.Process(target=_train, args=(config, sender))
     resource_tracker.ensure_running()  # whose start lets interrupts through again
-    # Blocked there for good: an interrupt is for the parent, which ends the process.
-    allowed = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with held_back():  # an interrupt is for the parent, which ends the process
         process.start()
         running[rows] = _Running(name, process)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
     sender.close()
 
 

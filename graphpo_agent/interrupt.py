@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-__all__ = ["interruptible", "raise_quietly"]
+__all__ = ["held_back", "interruptible", "raise_quietly"]
 
 _AGAIN = 0.01  # seconds
 
@@ -32,6 +32,29 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: interrupted
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """SIGINT comes to this process behind the ``with`` block, and never to one started inside.
+
+    Call in the main thread. Blocking it there is not enough: another thread may receive it.
+    """
+    came = False
+
+    def hold(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+
+    before = signal.signal(signal.SIGINT, hold)
+    allowed = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def raise_quietly(number: int, error: BaseException) -> NoReturn:

@@ -76,6 +76,7 @@ def differing(options: Any, default: Any) -> set[str]:
     return {name for name in own if own[name] != other[name]}
 
 
+@pytest.mark.slow  # layers are compiled, which takes a C++ compiler
 def test_every_setting_of_the_update_reaches_the_engine(reach: Path, tmp_path: Path) -> None:
     settings = {**OPTIMIZER, **UPDATE, **COMPUTE, "model.device": "cpu"}
     path, *run = run_arguments(reach, tmp_path)

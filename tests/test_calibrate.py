@@ -226,10 +226,12 @@ def calibration(**rows: tuple[ThresholdRow, ...]) -> Calibration:
 
 
 def test_the_tables_say_what_was_found():
-    lines = summary(calibration(text=(LOW, HIGH), vague=(WIDE, replace(LOW, threshold=0.6))))
+    unknown = replace(LOW, threshold=0.4, spread_upper=math.nan)
+    vague = (unknown, WIDE, replace(LOW, threshold=0.6))
+    lines = summary(calibration(text=(LOW, HIGH), vague=vague))
     assert "1,234 pairs" in lines[0] and "16 continuations" in lines[0]
     assert "differ by 0.750" in lines[1] and "nothing merged: 0.0200" in lines[1]
-    head, _, text, vague, *rest = [
+    head, _, text, nothing, *rest = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in lines
         if line.startswith("|")
@@ -237,7 +239,7 @@ def test_the_tables_say_what_was_found():
     found = dict(zip(head, text, strict=True))
     assert (found["choice"], found["κ"], found["merged pairs"]) == ("text", "0.92", "10")
     assert (found["right"], found["spread (bound)"]) == ("9 (90.0%)", "0.10 (0.20)")
-    none = dict(zip(head, vague, strict=True))
+    none = dict(zip(head, nothing, strict=True))
     assert (none["κ"], none["spread (bound)"]) == ("none", "– (0.60 at best)")
     assert dict(zip(head[1:], rest[2], strict=True))["right"] == "180 (90.0%)"
 

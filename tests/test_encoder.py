@@ -29,7 +29,7 @@ TEXTS = ["karo venn", "mentor", "karo venn mentor born 1987", "born", "karo venn
 def bert_tokenizer(**limit):
     words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    words.post_processor = processors.BertProcessing(sep=("[SEP]", 3), cls=("[CLS]", 2))
+    words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", **limit
     )

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from graphpo_agent.interrupt import interruptible
+from graphpo_agent.interrupt import held_back, interruptible
 from tests.worlds import run_arguments, start_command, wait_for
 
 SCRIPT = """
@@ -82,6 +84,25 @@ def test_who_handled_interrupts_before_does_so_again() -> None:
     with interruptible() as interrupted:
         assert signal.getsignal(signal.SIGINT) != before
     assert signal.getsignal(signal.SIGINT) == before and not interrupted()
+
+
+def test_an_interrupt_is_held_back_whichever_thread_it_reaches() -> None:
+    begun, over = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: (begun.set(), over.wait()))
+    other.start()
+    begun.wait()
+    whole = False
+    try:
+        with interruptible() as interrupted, pytest.raises(KeyboardInterrupt), held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)  # an interrupt would end it
+            assert not interrupted()
+            whole = True
+        assert whole and interrupted()
+    finally:
+        over.set()
+        other.join()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def prepares_processes(pid: int) -> bool:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 
-from graphpo_agent.engines.local import flat_attention
+from graphpo_agent.engines.local import flat_attention, forward
 from graphpo_agent.engines.local.engine import LocalEngine
-from graphpo_agent.engines.local.forward import flat_passes, score_tokens
+from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.loss import Objective
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.local.packing import pack
@@ -118,14 +119,25 @@ def test_layers_are_compiled_inside_a_pass_only_and_share_what_is_compiled(make_
     assert len(graphs) == 1
 
 
-def test_a_model_that_cannot_recompute_layers_is_refused(make_model):
+@pytest.mark.parametrize("compute", [CHECKPOINTED, COMPILED])
+def test_a_model_that_does_not_tell_its_layers_is_refused(make_model, monkeypatch, compute):
     model = make_model()
-    model.supports_gradient_checkpointing = False
+    monkeypatch.setattr(forward, "GradientCheckpointingLayer", type(None))
     with (
-        pytest.raises(ModelError, match="gradient_checkpointing"),
-        flat_passes(model, CHECKPOINTED),
+        pytest.raises(ModelError, match=r"gradient_checkpointing and update\.compile_layers"),
+        flat_passes(model, compute),
     ):
         pass
+
+
+def test_where_layers_cannot_be_compiled_one_line_says_so(make_model):
+    torch._dynamo.reset()
+    nowhere = {"cpp.cxx": (None, "no-compiler"), "force_disable_caches": True}
+    with inductor.patch(nowhere), pytest.raises(ModelError) as caught:
+        check_flat_layout(make_model().cpu(), COMPILED)
+    told = str(caught.value)
+    assert told.startswith("update.compile_layers cannot be used here") and "compiler" in told
+    assert "\n" not in told
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])

@@ -39,7 +39,7 @@ def make_encoder(path: Path, num_labels: int | None = None) -> Path:
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    words.post_processor = processors.BertProcessing(sep=("[SEP]", 3), cls=("[CLS]", 2))
+    words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", model_max_length=64
     )

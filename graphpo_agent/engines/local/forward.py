@@ -3,18 +3,17 @@
 Shapes: N tokens of the row, K targets, M trained tokens, d hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -25,7 +24,7 @@ from graphpo_agent.engines.local.model import computable, head_dim, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.token_scores import token_scores
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = [
@@ -75,19 +74,8 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
         ModelError: the model does not use transformers' attention interface, or its layers cannot
             be checkpointed or compiled.
     """
-    layers = _checkpointed_layers(model) if compute.checkpoint_layers else []
-    compiled = _compiled_layers(model) if compute.compile_layers else nullcontext()
-    with attention(model, "graphpo_flat"), compiled, sdpa_kernel(KERNELS):
-        # A layer is computed again only where it is called in training mode; inside, it and its
-        # parts are in evaluation mode: nothing is dropped.
-        hooks = [hook for layer in layers for hook in _computed_as_evaluated(layer)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for layer in layers:
-                layer.training = False
+    with attention(model, "graphpo_flat"), _layers_as(compute, model), sdpa_kernel(KERNELS):
+        yield
 
 
 def score_tokens(
@@ -148,60 +136,35 @@ def _score_blocks(
     return TokenScores(torch.cat(logprobs), torch.cat(entropies))
 
 
-def _checkpointed_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """The layers that are computed again in the backward pass; switched on at the first call."""
-    layers = _layers(model)
-    if not layers or not model.supports_gradient_checkpointing:
-        raise ModelError(
-            f"model {model.name_or_path} ({type(model).__name__}) cannot recompute its layers; "
-            "set update.gradient_checkpointing to false"
-        )
-    if not model.is_gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return layers
-
-
-def _computed_as_evaluated(layer: nn.Module) -> list[RemovableHandle]:
-    """Put a layer into training mode, and into evaluation mode while it computes."""
-    layer.training = True
-
-    def evaluating(layer: nn.Module, *_: Any) -> None:
-        layer.training = False
-
-    def training(layer: nn.Module, *_: Any) -> None:
-        layer.training = True
-
-    # Computing it again ends with an exception once nothing more is needed.
-    return [
-        layer.register_forward_pre_hook(evaluating),
-        layer.register_forward_hook(training, always_call=True),
-    ]
-
-
 @contextmanager
-def _compiled_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Each layer is compiled inside the ``with`` block, but for its attention.
+def _layers_as(compute: ComputeOptions, model: PreTrainedModel) -> Iterator[None]:
+    """The decoder layers are compiled or computed again inside the ``with`` block.
 
-    All layers of a model share what is compiled once, and so does every later block.
+    All layers of a model share what is compiled once, and so does every later block. A layer is
+    wrapped here and not by transformers, which computes again only in training mode, where layers
+    drop numbers.
     """
-    layers = _layers(model)
+    if not (compute.compile_layers or compute.checkpoint_layers):
+        yield
+        return
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ModelError(
-            f"model {model.name_or_path} ({type(model).__name__}) has no layers that can be "
-            "compiled; set update.compile_layers to false"
+            f"model {model.name_or_path} ({type(model).__name__}) does not tell its layers; set "
+            "update.gradient_checkpointing and update.compile_layers to false"
         )
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        if compute.compile_layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        if compute.checkpoint_layers:
+            layer.forward = partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            )
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
-
-
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers, as transformers marks them."""
-    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
 def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
@@ -222,8 +185,13 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
     nothing = np.zeros(7, np.float32)
     sample = TrainingSample("check", parent, offsets, token_ids, mask, nothing, np.zeros((1, 3)))
     with torch.no_grad(), computable(model):
-        with flat_passes(model, compute):
-            flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
+        try:
+            with flat_passes(model, compute):
+                flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
+        except TorchDynamoException as error:
+            raise ModelError(
+                f"update.compile_layers cannot be used here ({first_line(error)}); set it to false"
+            ) from None
         rows = to_device(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]], model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast):
             logits = model(input_ids=rows, use_cache=False).logits
