@@ -15,8 +15,8 @@ wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 stamp=".venv/installed-${extras:-base}-$wanted"
 [ -e "$stamp" ] && exit 0
 
-echo "setup: installing into .venv (once) …"
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+echo "setup: installing into .venv (once, takes minutes) …"
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 install() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"
 }
