@@ -3,6 +3,7 @@ import os
 import random
 import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -370,11 +371,13 @@ def free_port() -> int:
 
 
 def until_connected(url):
+    end = time.monotonic() + 60  # a server that has died answers nobody
     while True:
         try:
             return requests.get(url, timeout=60)
         except requests.ConnectionError:
-            continue
+            if time.monotonic() > end:
+                raise
 
 
 def until_refused(url):
