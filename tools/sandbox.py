@@ -222,16 +222,13 @@ def _result(watched: Watched, program: str) -> SandboxResult:
         stderr=stderr,
         exit_status=status,
         timed_out=watched.ending == "deadline" or status == 128 + signal.SIGXCPU,
-        memory_exceeded=status == 1 and "MemoryError" in _last_line(_told(watched.stderr)),
+        memory_exceeded=status == 1 and "MemoryError" in _last_line(watched.stderr),
         truncated=watched.ending == "output",
     )
 
 
-def _told(stderr: bytes) -> bytes:
-    """The same without how Python 3.13 ends where memory is too short for a whole traceback."""
-    return stderr.removesuffix(b"lost sys.stderr\n")
-
-
 def _last_line(text: bytes) -> str:
-    lines = text.decode(errors="replace").strip().splitlines()
+    told = text.decode(errors="replace").strip()
+    # So Python 3.13 ends where memory is too short for a whole traceback.
+    lines = told.removesuffix("\nlost sys.stderr").splitlines()
     return lines[-1] if lines else ""

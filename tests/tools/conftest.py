@@ -11,11 +11,11 @@ def site():
         yield site
 
 
-@pytest.fixture(scope="module", params=WORKING)
+@pytest.fixture(scope="session", params=WORKING)
 def sandbox(request):
     return Sandbox(request.param, limits=LIMITS)
 
 
-@pytest.fixture(scope="module", params=[*WORKING, "none"])
+@pytest.fixture(scope="session", params=[*WORKING, "none"])
 def any_sandbox(request):
     return Sandbox(request.param, limits=LIMITS)

@@ -1,5 +1,5 @@
-import re
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,15 +47,16 @@ def test_results_come_in_the_order_of_the_calls(tool):
 
 
 def test_an_exception_is_read_by_the_policy_and_no_failure(tool):
-    told = text(tool, "print('before')\ndef f():\n    1 / 0\nf()")
-    told = re.sub(r"^ +[~^]+\n", "", told, flags=re.MULTILINE)  # not the same in every Python
-    assert told == (
+    call = "    ~^^\n" if sys.version_info >= (3, 13) else ""
+    assert text(tool, "print('before')\ndef f():\n    1 / 0\nf()") == (
         "before\n"
         "Traceback (most recent call last):\n"
         '  File "program.py", line 4, in <module>\n'
         "    f()\n"
+        f"{call}"
         '  File "program.py", line 3, in f\n'
         "    1 / 0\n"
+        "    ~~^~~\n"
         "ZeroDivisionError: division by zero\n"
     )
     assert "SyntaxError" in text(tool, "print(")

@@ -74,7 +74,7 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
         ModelError: the model does not use transformers' attention interface, or its layers cannot
             be checkpointed or compiled.
     """
-    with attention(model, "graphpo_flat"), _layers_as(compute, model), sdpa_kernel(KERNELS):
+    with attention(model, "graphpo_flat"), _prepared_layers(model, compute), sdpa_kernel(KERNELS):
         yield
 
 
@@ -137,7 +137,7 @@ def _score_blocks(
 
 
 @contextmanager
-def _layers_as(compute: ComputeOptions, model: PreTrainedModel) -> Iterator[None]:
+def _prepared_layers(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[None]:
     """The decoder layers are compiled or computed again inside the ``with`` block.
 
     All layers of a model share what is compiled once, and so does every later block. A layer is
@@ -162,6 +162,10 @@ def _layers_as(compute: ComputeOptions, model: PreTrainedModel) -> Iterator[None
             )
     try:
         yield
+    except TorchDynamoException as error:
+        raise ModelError(
+            f"update.compile_layers cannot be used here ({first_line(error)}); set it to false"
+        ) from None
     finally:
         for layer in layers:
             del layer.forward
@@ -185,13 +189,8 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
     nothing = np.zeros(7, np.float32)
     sample = TrainingSample("check", parent, offsets, token_ids, mask, nothing, np.zeros((1, 3)))
     with torch.no_grad(), computable(model):
-        try:
-            with flat_passes(model, compute):
-                flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
-        except TorchDynamoException as error:
-            raise ModelError(
-                f"update.compile_layers cannot be used here ({first_line(error)}); set it to false"
-            ) from None
+        with flat_passes(model, compute):
+            flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
         rows = to_device(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]], model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast):
             logits = model(input_ids=rows, use_cache=False).logits
