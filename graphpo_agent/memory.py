@@ -27,12 +27,12 @@ from graphpo_agent.config_methods import (
 )
 from graphpo_agent.config_state import SummaryState
 from graphpo_agent.engines.local.cache import PAGE, pages_fit
+from graphpo_agent.engines.local.free_memory import free_memory
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
     UpdateSizes,
     estimate_memory,
-    free_memory,
     model_sizes,
     token_bytes,
 )

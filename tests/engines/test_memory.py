@@ -33,7 +33,6 @@ from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
     UpdateSizes,
     estimate_memory,
-    free_memory,
     model_sizes,
 )
 from graphpo_agent.engines.local.model import load_model, model_without_weights
@@ -264,17 +263,3 @@ def test_the_estimate_is_told_in_lines_and_names_the_setting_to_lower():
     assert "train.prompts_per_step" in lora
     weights = MemoryEstimate(9 * GIB, 0, 0, 0, 0, 0, 0, 0, 9 * GIB).lines(GIB, "cpu")[2]
     assert "model.lora with model.dtype bfloat16" in weights
-
-
-def test_free_memory_of_this_machine_is_plausible():
-    assert 2**24 < free_memory(torch.device("cpu")) < 2**50
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "free"), [(3 * 2**20, 2**20, 2**21), (2**20, 2**21, 0), ("max", 5, None)]
-)
-def test_a_containers_limit_is_respected(tmp_path, limit, used, free):
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "memory.current").write_text(f"{used}\n")
-    found = free_memory(torch.device("cpu"), tmp_path)
-    assert found == free if free is not None else found > 2**24

@@ -3,11 +3,8 @@
 There are two phases: sampling (keys and values) and the update (gradients, activations, logits).
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
@@ -19,7 +16,6 @@ __all__ = [
     "ModelSizes",
     "UpdateSizes",
     "estimate_memory",
-    "free_memory",
     "model_sizes",
     "token_bytes",
 ]
@@ -218,25 +214,6 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
         vocabulary=model.config.vocab_size,
         itemsize=parameters[0].element_size(),
     )
-
-
-def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that are free on a GPU or, for a CPU, in the machine.
-
-    A container's limit (cgroup v2) is respected; its cached files count as used.
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    free = int(rows["MemAvailable"].split()[0]) * 1024
-    limit = cgroup / "memory.max"
-    if not limit.exists() or limit.read_text().strip() == "max":
-        return free
-    used = int((cgroup / "memory.current").read_text())
-    return min(free, max(0, int(limit.read_text()) - used))
 
 
 def _readable(num_bytes: int) -> str:
