@@ -233,15 +233,23 @@ def _version(name: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source tree this package runs from; None outside a git checkout."""
-    root = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    """The commit of the checkout that holds this package's source; None of an installed package.
+
+    An environment with the installed package may lie in a checkout of something else.
+    """
+    here = Path(__file__)
+    commit = None
+    for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
+        try:
+            done = subprocess.run(
+                ["git", *question], cwd=here.parent, capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        if done.returncode != 0:
+            return None
+        commit = done.stdout.strip()
+    return commit
 
 
 def command_line() -> list[str]:
