@@ -1,5 +1,9 @@
-"""A directory or a file that one process at a time works on; a process's death lets go of it."""
+"""A directory or a file that one process at a time works on; a process's death lets go of it.
 
+File systems without locks, as some of clusters are, keep no two processes apart.
+"""
+
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -8,6 +12,8 @@ from pathlib import Path
 from stat import S_ISDIR
 
 __all__ = ["directory_lock", "file_lock"]
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -68,6 +74,9 @@ def _held(descriptor: int, busy: Exception) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise busy from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         if os.fstat(descriptor).st_nlink == 0:
             raise busy
         yield

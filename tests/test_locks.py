@@ -1,5 +1,6 @@
 """Who is refused a directory or a file: asked by real processes."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -108,3 +109,15 @@ def test_one_process_at_a_time_is_inside_while_all_take_it_away(
     others = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
     said = [other.communicate()[1] for other in others]
     assert said == [b""] * 4
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_holds_nobody_up(tmp_path, monkeypatch, kind, number):
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    told = pytest.raises(OSError, match="Input/output") if number == errno.EIO else nullcontext()
+    with told, LOCKS[kind](tmp_path / "place", Exception("busy")):
+        pass
