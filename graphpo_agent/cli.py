@@ -14,6 +14,7 @@ from graphpo_agent.cli_data import add_data_verbs
 from graphpo_agent.cli_score import add_score_verb
 from graphpo_agent.errors import GraphPOError
 from graphpo_agent.interrupt import interruptible
+from graphpo_agent.machine import limit_threads
 from graphpo_agent.stderr_lines import as_line, warn_in_lines
 
 __all__ = ["main"]
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
     options = _parse(arguments)
     warn_in_lines()
+    limit_threads()
     with interruptible() as interrupted:
         try:
             return _run(options)

@@ -216,7 +216,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     bound("--max-query-chars", help="of one query (8192)")
     bound("--max-body-bytes", help="of one request (16 MiB)")
     parser.add_argument("--queue", type=int, default=256, help="requests taken in at once (256)")
-    parser.add_argument("--workers", type=int, help="searches at once (one per core)")
+    parser.add_argument("--workers", type=int, help="searches at once (one per CPU)")
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds per request (60)")
     parser.set_defaults(run=_serve)
 

@@ -285,7 +285,7 @@ class RunConfig(Strict):
     """The run directory."""
     seed: Seed = 0
     threads: Threads | None = None
-    """CPU threads for torch; None leaves torch's own choice."""
+    """CPU threads for torch; None leaves torch's own choice, within what a container may use."""
     model: ModelConfig
     engine: EngineConfig = LocalEngineConfig()
     tasks: TasksConfig

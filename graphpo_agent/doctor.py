@@ -1,6 +1,5 @@
 """``graphpo doctor``: what is installed, which device is used, what is missing and its mend."""
 
-import os
 import platform
 import shutil
 import sys
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.machine import usable_cpus
 from tools.sandbox import Sandbox
 
 __all__ = ["doctor"]
@@ -68,7 +68,7 @@ def doctor() -> int:
         table.add_row(package, _version(package) or "not installed", f"{purpose} (optional)")
     table.add_row("sandbox", _sandbox(), "the python tool")
     table.add_row("python", platform.python_version(), "3.11 or newer")
-    table.add_row("CPUs", str(os.cpu_count()), "sampling and updates without a GPU")
+    table.add_row("CPUs", str(usable_cpus()), "sampling and updates without a GPU")
     table.add_row("device", "unknown" if "torch" in missing else _device(), "the policy")
     free = shutil.disk_usage(".").free / 2**30
     table.add_row("free disk here", f"{free:.1f} GiB", "checkpoints")

@@ -27,7 +27,6 @@ from graphpo_agent.config_methods import (
 )
 from graphpo_agent.config_state import SummaryState
 from graphpo_agent.engines.local.cache import PAGE, pages_fit
-from graphpo_agent.engines.local.free_memory import free_memory
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
@@ -50,6 +49,7 @@ from graphpo_agent.engines.minibatches import num_minibatches
 from graphpo_agent.errors import first_line
 from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.machine import free_memory
 
 __all__ = ["describe_budget", "describe_memory", "memory_of"]
 
@@ -98,10 +98,14 @@ def describe_memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     """
     device, config = usable_device(device_of(config.model)), _within_context(config)
     try:
-        lines = _estimate(config, prompt_tokens).lines(free_memory(device), device.type)
+        lines = _estimate(config, prompt_tokens).lines(_free_bytes(device), device.type)
     except RuntimeError as error:
         lines = [f"memory: what the update of this model keeps is not known: {first_line(error)}"]
     return [*lines, *_describe_rows(config, prompt_tokens)]
+
+
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def _within_context(config: RunConfig) -> RunConfig:

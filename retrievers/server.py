@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 
 from graphpo_agent.errors import ToolError, first_line
+from graphpo_agent.machine import usable_cpus
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.protocols import Retriever
 from retrievers.pages import PageFile
@@ -60,7 +61,7 @@ def serve(
             the start where an earlier server left one.
         bounds: of one request.
         queue: requests taken in at once; more are answered 503 with Retry-After.
-        workers: searches at once; None: one per core.
+        workers: searches at once; None: one for each CPU that this process can keep busy.
         max_batch: waiting queries searched together at most.
         deadline_s: seconds from a request's head to its answer, else 504.
         pages: ASearcher's page file for ``/access``; None: 404.
@@ -73,7 +74,7 @@ def serve(
             be written.
         GraphPOError: what the factory or the page file raised.
     """
-    count = (os.cpu_count() or 1) if workers is None else workers
+    count = usable_cpus() if workers is None else workers
     check_counts("server", queue=queue, workers=count, max_batch=max_batch)
     check_seconds("server", deadline_s=deadline_s)
     app = RetrievalApp(serves, bounds, max_unanswered=queue, deadline_s=deadline_s)

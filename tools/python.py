@@ -1,13 +1,13 @@
 """The Python tool: what a program of the policy's prints, run where it can do no harm."""
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from graphpo_agent.machine import usable_cpus
 from graphpo_agent.net.checks import check_counts, check_rate, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.pace import Pace
@@ -69,7 +69,7 @@ class PythonTool:
             memory_mib: its address space; numpy alone takes some 150.
             max_output_characters: of the text that the policy reads; a longer one loses its
                 middle.
-            concurrency: programs at once, over all threads; never more than there are cores,
+            concurrency: programs at once, over all threads; never more than there are CPUs for,
                 so that no program times out for another's sake.
             per_second: programs begun per second at most; None: any number.
             isolation: ``auto``, or one that has to be used: ``bubblewrap``, ``namespaces``,
@@ -96,8 +96,7 @@ class PythonTool:
             self._sandbox = Sandbox(isolation, python, limits)
         self._limits = limits
         self._max_output_characters = max_output_characters
-        cores = len(os.sched_getaffinity(0))
-        self._workers = Workers(min(concurrency, cores))
+        self._workers = Workers(min(concurrency, usable_cpus()))
         self.description = (
             "Runs a Python 3 program and returns what it prints. Nothing is kept between calls; "
             f"there is no network; it may take {deadline_s:g} seconds and {memory_mib} MiB."

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphpo_agent.atomic import write_atomically
+from graphpo_agent.machine import usable_cpus
 from graphpo_agent.report.compare_stats import MEASURES, Comparison, Interval
 from graphpo_agent.report.numbers import UNDEFINED, compact, duration, fixed, signed
 from graphpo_agent.report.plots import COLORS, Curve, curve_with_band
@@ -68,7 +68,7 @@ def write_comparison(out: Path, title: str, comparison: Comparison) -> None:
 
 def machine_line() -> str:
     """The machine on which the times were taken."""
-    return f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}."
+    return f"{platform.platform()}, {usable_cpus()} CPUs, Python {platform.python_version()}."
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[str]:

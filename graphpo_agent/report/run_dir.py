@@ -21,6 +21,7 @@ from graphpo_agent.atomic import write_atomically
 from graphpo_agent.data.jsonl import append_line
 from graphpo_agent.errors import RunError, first_line
 from graphpo_agent.locks import directory_lock
+from graphpo_agent.machine import usable_cpus
 from graphpo_agent.report.checkpoints import PROGRESS, Checkpoints, read_progress
 
 __all__ = [
@@ -219,7 +220,7 @@ def _manifest(seed: int, command: Sequence[str]) -> dict[str, object]:
         "machine": {
             "system": platform.platform(),
             "processor": platform.processor() or platform.machine(),
-            "cpus": os.cpu_count(),
+            "cpus": usable_cpus(),
         },
         "git_commit": _git_commit(),
     }

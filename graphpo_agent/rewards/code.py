@@ -7,7 +7,6 @@ A configuration names the reward as ``{class: graphpo_agent.rewards.code:CodeRew
 """
 
 import json
-import os
 import re
 import threading
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from graphpo_agent.errors import DataError, ToolError
+from graphpo_agent.machine import usable_cpus
 from graphpo_agent.net.checks import check_counts, check_seconds
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.program_tests import ProgramTests
@@ -98,7 +98,7 @@ class CodeReward:
         check_counts("CodeReward", least=64, memory_mib=memory_mib)
         limits = Limits(seconds, memory_mib * 2**20, _OUTPUT_BYTES)
         self._sandbox = Sandbox(isolation, python, limits)
-        self._free = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
+        self._free = threading.BoundedSemaphore(usable_cpus())
         self._counts: Counter[CodeStatus] = Counter()
         self._lock = threading.Lock()
 
