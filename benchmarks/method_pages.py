@@ -158,7 +158,9 @@ def write_map() -> None:
 
 
 def _head(record: Mapping[str, Any]) -> str:
-    return f"[{record['world']}](map-{record['world']}.md), {record['budget']:,.0f} tokens"
+    page = f"[{record['world']}](map-{record['world']}.md)"
+    seeds = len(record["methods"][0]["runs"])
+    return f"{page}, {record['budget']:,.0f} tokens, {seeds} seeds"
 
 
 def _cell(name: str, record: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
