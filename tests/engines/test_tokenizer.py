@@ -75,13 +75,16 @@ def test_ids_that_nobody_has_count_in_the_size_of_the_vocabulary(tmp_path):
     assert HfTokenizer(tokenizer).vocab_size == 8
 
 
-def test_a_token_that_begins_texts_begins_prompts_and_nothing_else(tokenizer_dir, tmp_path):
+@pytest.mark.parametrize("ending", ["", " <|im_end|>"])
+def test_a_token_that_begins_texts_begins_prompts_and_nothing_else(tokenizer_dir, tmp_path, ending):
     directory = shutil.copytree(tokenizer_dir, tmp_path / "model")
     (directory / "chat_template.jinja").unlink()
     begun = AutoTokenizer.from_pretrained(directory, bos_token="<|im_start|>")
     begun.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|im_start|> $A", special_tokens=[("<|im_start|>", begun.bos_token_id)]
+        single=f"<|im_start|> $A{ending}",
+        special_tokens=[("<|im_start|>", begun.bos_token_id), ("<|im_end|>", begun.eos_token_id)],
     )
+    assert begun.eos_token == "<|im_end|>"
     begun.save_pretrained(directory)
     tokenizer = HfTokenizer.load(str(directory))
     bos, karo = tokenizer.hf.bos_token_id, tokenizer.encode("karo")
