@@ -110,6 +110,7 @@ WIDE = {"intermediate_size": 384, **LAYER}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 FAMILIES = [
     Qwen3Config(**WIDE, **HEADS),
+    Qwen3Config(**WIDE, **HEADS | {"head_dim": 24}),  # heads wider than their share of the layer
     Gemma3TextConfig(**WIDE, **HEADS),
     Olmo2Config(**WIDE, **HEADS),
     GPT2Config(**LAYER, num_attention_heads=8, n_positions=512),
@@ -141,6 +142,14 @@ def test_every_family_counts_as_it_computes(config, autocast):
     found = counted_bytes(config, batch, compute)
     assert found == pytest.approx(really_saved(model, batch, compute), rel=0.01)
     assert model_sizes(model).weight_bytes == sum(p.nbytes for p in model.parameters())
+
+
+def test_a_tokens_keys_are_as_wide_as_their_projection():
+    wide = AutoModelForCausalLM.from_config(Qwen3Config(**WIDE, **HEADS | {"head_dim": 24}))
+    assert model_sizes(wide).key_width == wide.model.layers[0].self_attn.k_proj.out_features
+    plain = AutoModelForCausalLM.from_config(OPTConfig(**LAYER, num_attention_heads=8, ffn_dim=384))
+    layer = plain.model.decoder.layers[0]
+    assert model_sizes(plain).key_width == layer.self_attn.k_proj.out_features
 
 
 def test_layers_that_look_at_their_numbers_cannot_be_counted(tmp_path, reach):
