@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
+from graphpo_agent.engines.local import lora
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import LoraOptions, adapters_off, add_adapters, merged_weights
 from graphpo_agent.engines.local.loss import Objective
@@ -204,6 +205,12 @@ def test_a_resumed_run_is_bit_identical(make_model, tokenizer, tmp_path):
     assert log == expected
     for name, value in straight.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_too_old_a_peft_for_transformers_is_one_line(make_model, monkeypatch):
+    monkeypatch.setattr(lora, "MIN_PEFT_VERSION", "99.0")
+    with pytest.raises(ConfigError, match=r"needs peft 99\.0 or newer, and \d.* is installed; run"):
+        adapted(make_model, "qwen2")
 
 
 def test_a_checkpoint_is_a_peft_directory_that_names_its_base(

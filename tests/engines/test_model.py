@@ -6,10 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
-    GlmMoeDsaConfig,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2MoeConfig,
@@ -18,7 +16,7 @@ from transformers import (
 )
 
 from graphpo_agent.engines.local.engine import LocalEngine
-from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
+from graphpo_agent.engines.local.forward import check_flat_layout
 from graphpo_agent.engines.local.model import (
     check_context,
     check_vocabulary,
@@ -31,12 +29,10 @@ from graphpo_agent.engines.local.model import (
     usable_device,
 )
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
-from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
-from tests.engines.graphs import edge_logprobs, tree_sample
 
 
 @pytest.fixture
@@ -226,46 +222,6 @@ def test_positions_that_change_with_the_longest_context_bound_it(tokenizer):
     assert context_limit(config) == 24
 
 
-def test_a_layer_that_picks_earlier_tokens_limits_contexts_to_as_many():
-    """Sparse attention is plain attention for as long as it can pick everything."""
-    torch.manual_seed(0)
-    config = GlmMoeDsaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        n_routed_experts=2,
-        num_experts_per_tok=1,
-        kv_lora_rank=8,
-        q_lora_rank=8,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=4,
-        v_head_dim=8,
-        index_topk=16,
-        index_head_dim=8,
-        index_n_heads=1,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    assert context_limit(config) == 16
-    for length, same in ((16, True), (32, False)):
-        sample = tree_sample((1,), length - 3, 3)
-        (batch,) = pack([sample], length)
-        with torch.no_grad():
-            own, _ = edge_logprobs(model, sample, 1)
-            with flat_passes(model, ComputeOptions()):
-                flat = score_tokens(model, batch, 1.0, ComputeOptions()).logprobs
-        assert torch.allclose(flat, own, atol=1e-4) == same
-
-
 def test_each_kind_of_layer_may_turn_its_positions_its_own_way(make_model):
     config = make_model(limit=100).config
     plain = {"rope_type": "default", "rope_theta": 10000.0}
@@ -299,6 +255,13 @@ def test_layers_that_are_not_attention_are_refused(make_model):
     config = make_model().config
     config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ModelError, match="linear_attention"):
+        context_limit(config)
+
+
+def test_layers_that_pick_earlier_tokens_are_refused(make_model):
+    config = make_model().config
+    config.index_topk = 16
+    with pytest.raises(ModelError, match="indexed_attention"):
         context_limit(config)
 
 

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    GPTJConfig,
-    GPTJForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     StableLmConfig,
@@ -434,7 +434,7 @@ def test_a_model_that_reshapes_its_logits_is_refused(make_model):
 @pytest.mark.parametrize(
     ("config", "model", "extra", "message"),
     [
-        (GPTJConfig, GPTJForCausalLM, {"rotary_dim": 4}, "attention interface"),
+        (FalconConfig, FalconForCausalLM, {}, "attention interface"),
         (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8}, "softcap"),
         (StableLmConfig, StableLmForCausalLM, {}, "hand arguments on"),
         (

@@ -8,11 +8,14 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.integrations.peft import MIN_PEFT_VERSION
+from transformers.utils.peft_utils import check_peft_version
 
 from graphpo_agent.engines.local.model import computable, output_head
 from graphpo_agent.errors import ConfigError, first_line
@@ -51,13 +54,14 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
     The adapters are in float32 or more, whatever the weights are: smaller updates would round away.
 
     Raises:
-        ConfigError: peft is not installed, or the model has no layers of such a name, or they are
-            its output head or share its weights.
+        ConfigError: peft is not installed or too old for transformers, or the model has no layers
+            of such a name, or they are its output head or share its weights.
     """
     try:
         from peft import LoraConfig
     except ImportError:
         raise ConfigError("model.lora needs peft; run pip install 'graphpo-agent[lora]'") from None
+    _check_versions()
     names = options.target_modules
     _check_targets(model, names or ())
     config = LoraConfig(
@@ -86,6 +90,18 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             parameter.data = parameter.data.to(dtype)
     return model.eval()
+
+
+def _check_versions() -> None:
+    """Raise ConfigError where this transformers takes adapters from newer releases of peft only."""
+    try:
+        check_peft_version(MIN_PEFT_VERSION)
+    except ValueError:
+        raise ConfigError(
+            f"model.lora: transformers {version('transformers')} needs peft {MIN_PEFT_VERSION} or "
+            f"newer, and {version('peft')} is installed; run pip install --upgrade peft, or take "
+            "an older transformers"
+        ) from None
 
 
 def _check_targets(model: PreTrainedModel, names: Collection[str]) -> None:

@@ -37,10 +37,7 @@ __all__ = [
 ]
 
 
-_SHORTER = (
-    "its sliding window, its sparse attention, or the original context of its LongRoPE, goes no "
-    "further"
-)
+_SHORTER = "its sliding window, or the original context of its LongRoPE, goes no further"
 _DAMAGED_FILE = (
     AttributeError,
     EOFError,
@@ -294,24 +291,26 @@ def longest_context(config: PretrainedConfig, wanted: int | None) -> int:
 def full_attention_limit(config: PretrainedConfig) -> int | None:
     """The longest context, in tokens, in which every layer attends to every earlier token.
 
-    A layer with a sliding window does so up to the window's length, one that picks some of the
-    earlier tokens (``index_topk``, as GLM-5) up to as many. LongRoPE turns all positions of a pass
-    another way as soon as one of them is beyond the original context, so that what a token gets
-    would depend on what else is computed: its limit is the original context. None: none of these
-    is there.
+    A layer with a sliding window does so up to the window's length. LongRoPE turns all positions of
+    a pass another way as soon as one of them is beyond the original context, so that what a token
+    gets would depend on what else is computed: its limit is the original context. None: neither is
+    there.
 
     Raises:
-        ModelError: the config has layers that are not attention.
+        ModelError: the config has layers that are not attention, or that pick some of the earlier
+            tokens (``index_topk``, as GLM-5).
     """
     values = config.to_dict()
-    kinds = set(values.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    kinds: set[str] = set(values.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if values.get("index_topk"):  # whatever a version of transformers calls such layers
+        kinds.add("indexed_attention")
     if kinds:
         raise ModelError(
             f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
             "supported; use a model with plain attention in every layer"
         )
-    stated = [values.get(name) for name in ("sliding_window", "index_topk")]
-    windows = [int(window) for window in stated if window]  # 0, as Qwen2-MoE has it, is none
+    window = values.get("sliding_window")
+    windows = [int(window)] if window else []  # 0, as Qwen2-MoE has it, is none
     return min([*_long_rope_limits(values), *windows], default=None)
 
 
