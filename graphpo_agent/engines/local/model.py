@@ -301,7 +301,8 @@ def full_attention_limit(config: PretrainedConfig) -> int | None:
             tokens (``index_topk``, as GLM-5).
     """
     values = config.to_dict()
-    kinds: set[str] = set(values.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    named = {str(kind) for kind in values.get("layer_types") or ()}
+    kinds = named - {"full_attention", "sliding_attention"}
     if values.get("index_topk"):  # whatever a version of transformers calls such layers
         kinds.add("indexed_attention")
     if kinds:
