@@ -22,7 +22,7 @@ def usable_cpus(root: Path = _ROOT) -> int:
     Args:
         root: the directory in which ``proc`` and ``sys/fs/cgroup`` lie.
     """
-    cpus = len(os.sched_getaffinity(0))
+    cpus = _cpus()
     for group, version in _groups("cpu", root):
         names = ("max",) if version == 2 else ("cfs_quota_us", "cfs_period_us")
         try:
@@ -41,7 +41,7 @@ def limit_threads(root: Path = _ROOT) -> None:
     hold up the others. To be called before they are imported; a user's OMP_NUM_THREADS stays.
     """
     cpus = usable_cpus(root)
-    if cpus < len(os.sched_getaffinity(0)):
+    if cpus < _cpus():
         os.environ.setdefault("OMP_NUM_THREADS", str(cpus))
 
 
@@ -68,6 +68,13 @@ def free_memory(root: Path = _ROOT) -> int:
         if limit != "max":
             free = min(free, max(0, int(limit) - held))
     return free
+
+
+def _cpus() -> int:
+    """CPUs on which this process may run; all there are on a system that does not say, as a Mac."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _groups(kind: str, root: Path) -> Iterator[tuple[Path, int]]:

@@ -130,3 +130,9 @@ def test_libraries_make_no_more_threads_than_a_container_has_cpus(
     group(tmp_path, "", cpu__max=time)
     limit_threads(tmp_path)
     assert os.environ.get("OMP_NUM_THREADS") == threads
+
+
+def test_a_system_that_says_no_process_where_it_may_run(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert usable_cpus(tmp_path) == 5

@@ -8,6 +8,7 @@ Threads are allowed. ``exec`` of another program is allowed: it inherits the fil
 
 import errno
 import struct
+import sys
 
 from graphpo_agent.errors import ToolError
 
@@ -97,12 +98,12 @@ def system_call_filter(machine: str) -> bytes:
         machine: as ``platform.machine()`` says it.
 
     Raises:
-        ToolError: no table for this kind of machine.
+        ToolError: no table for this kind of machine, or another system than Linux.
     """
-    if machine not in _MACHINES:
+    if machine not in _MACHINES or sys.platform != "linux":
         raise ToolError(
-            f"sandbox: isolation needs an x86_64 or aarch64 machine, found {machine!r}; "
-            f"'isolation: none' runs programs unprotected"
+            "sandbox: isolation needs Linux on x86_64 or aarch64, found "
+            f"{sys.platform} on {machine}; 'isolation: none' runs programs unprotected"
         )
     column, audit_number = _MACHINES[machine]
     code = [_do(_LOAD, _MACHINE_AT), _do(_EQUAL, audit_number, 1, 0), _do(_RETURN, _KILL)]

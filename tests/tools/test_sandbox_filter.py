@@ -1,5 +1,6 @@
 import re
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,13 @@ def test_the_calls_of_another_machine_end_the_program(machine):
     assert decide(machine, 0, audit=0x40000003) == KILL  # i386
 
 
-def test_an_unknown_machine_is_refused():
-    with pytest.raises(ToolError, match="needs an x86_64 or aarch64 machine, found 'riscv64'"):
+def test_an_unknown_machine_is_refused(monkeypatch):
+    with pytest.raises(
+        ToolError, match="needs Linux on x86_64 or aarch64, found linux on riscv64;"
+    ):
         system_call_filter("riscv64")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(
+        ToolError, match="needs Linux on x86_64 or aarch64, found darwin on x86_64;"
+    ):
+        system_call_filter("x86_64")
