@@ -27,12 +27,14 @@ from graphpo_agent.config_methods import (
 )
 from graphpo_agent.config_state import SummaryState
 from graphpo_agent.engines.local.cache import PAGE, pages_fit
+from graphpo_agent.engines.local.linear_attention import state_bytes
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
     UpdateSizes,
     estimate_memory,
     model_sizes,
+    product_bytes,
     token_bytes,
 )
 from graphpo_agent.engines.local.model import (
@@ -205,6 +207,9 @@ def _estimate(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         columns = 0 if paged else prompts * _most_edges(config)[1] * shelf_capacity(longest)
         held = min(gib(config.engine.max_batch_gib), columns * token_bytes(sizes, compute))
         kept = prompts * (prompt_tokens + _graph_tokens(config, PAGE - 1 if paged else 0))
+        states = 1 if isinstance(mode, SegmentMode) else 2  # behind a turn, and what it observed
+        states = prompts * (1 + states * _most_edges(config)[0])
+        held += states * state_bytes(model.config, product_bytes(sizes, compute))
     else:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0

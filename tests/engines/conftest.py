@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from tests.engines.tiny import save_tokenizer, tiny_model
+from tests.engines.delta_nets import use_slow_delta_nets
+from tests.engines.tiny import DELTA_NETS, save_tokenizer, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +34,17 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture
-def make_model(tokenizer: HfTokenizer, device: torch.device) -> Callable[..., PreTrainedModel]:
-    """``make_model("qwen2", limit=128)``: a fresh model with the tokenizer's vocabulary."""
+def make_model(
+    tokenizer: HfTokenizer, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., PreTrainedModel]:
+    """``make_model("qwen2", limit=128)``: a fresh model with the tokenizer's vocabulary.
+
+    Its own linear attention layers, and the norms of such a model, cast nothing down.
+    """
 
     def make(family: str = "qwen2", limit: int = 128, spread: float = 0.3) -> PreTrainedModel:
+        if family in DELTA_NETS:
+            use_slow_delta_nets(monkeypatch)
         return cast(Any, tiny_model(family, tokenizer.vocab_size, limit, spread)).to(device)
 
     return make

@@ -19,6 +19,8 @@ from tests.engines.sampling import (
     requests_for,
 )
 
+FAMILIES = pytest.mark.parametrize("family", ["qwen2", "qwen3_5"])
+
 
 def test_siblings_continue_from_a_shared_node_and_observations_are_context(
     make_model, tokenizer, rows
@@ -36,8 +38,11 @@ def test_siblings_continue_from_a_shared_node_and_observations_are_context(
             check_completion(model, prefix, completion)
 
 
-def test_a_context_can_be_cut_wherever_its_last_token_was_sampled(make_model, tokenizer, rows):
-    model = make_model("qwen2")
+@FAMILIES
+def test_a_context_can_be_cut_wherever_its_last_token_was_sampled(
+    make_model, tokenizer, rows, family
+):
+    model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
     prompt = list(range(3, 20))
     (first,) = complete(policy, requests_for([policy.open(prompt)], 1, 9), SAMPLING)
@@ -93,8 +98,9 @@ def test_the_same_text_behind_the_same_text_is_computed_once(make_model, tokeniz
         check_completion(model, [*prompt, *before.token_ids, *page], completion)
 
 
-def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, tokenizer, rows):
-    model = make_model()
+@FAMILIES
+def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, tokenizer, rows, family):
+    model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
     stem = policy.open([5, 6, 7])
     branches = [policy.extend(stem, [10, 11]), policy.extend(stem, [12])]
@@ -106,10 +112,13 @@ def test_uncomputed_contexts_that_share_a_stem_compute_it_once(make_model, token
         check_completion(model, path, completion)
 
 
-def test_a_stem_that_ends_where_a_pass_does_is_right(make_model, tokenizer, rows, monkeypatch):
+@FAMILIES
+def test_a_stem_that_ends_where_a_pass_does_is_right(
+    make_model, tokenizer, rows, family, monkeypatch
+):
     """The branch behind it is asked for first and computed with it, eight tokens a pass."""
     monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
-    model = make_model()
+    model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
     stem = policy.open(range(20, 28))
     branch = policy.extend(stem, [5, 6, 7])
@@ -144,12 +153,13 @@ def test_what_prompts_begin_with_alike_is_computed_once(
         check_completion(model, prompts[c // 2], completion)
 
 
+@FAMILIES
 def test_prompts_opened_together_are_right_in_whatever_order_they_are_asked_for(
-    make_model, tokenizer, rows, monkeypatch
+    make_model, tokenizer, rows, family, monkeypatch
 ):
     """What they begin with alike is computed with the last one, before the others."""
     monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
-    model = make_model()
+    model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
     prompts = [[*range(20, 40), 5, 6], [*range(20, 40), 7], [*range(20, 30), 8]]
     contexts = [policy.open(prompt) for prompt in prompts]
@@ -159,10 +169,13 @@ def test_prompts_opened_together_are_right_in_whatever_order_they_are_asked_for(
     assert policy.take_prefilled_tokens() == 20 + 2 + 1 + 1
 
 
-def test_prompts_that_begin_like_one_under_way_are_right(make_model, tokenizer, rows, monkeypatch):
+@FAMILIES
+def test_prompts_that_begin_like_one_under_way_are_right(
+    make_model, tokenizer, rows, family, monkeypatch
+):
     """The first is computed eight tokens a pass; the second comes in between."""
     monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 8)
-    model = make_model()
+    model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
     passes = forward_passes(model)
     monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
@@ -210,15 +223,16 @@ def test_any_prompts_are_computed_as_if_alone(
         assert distinct <= prefilled <= sum(map(len, prompts))
 
 
+@FAMILIES
 def test_long_prompts_are_computed_in_blocks_and_the_pool_grows(
-    make_model, tokenizer, rows, monkeypatch
+    make_model, tokenizer, rows, family, monkeypatch
 ):
     monkeypatch.setattr(f"{SAMPLER}._PREFILL_TOKENS", 40)
     monkeypatch.setattr("graphpo_agent.engines.local.cached_pass._LONGEST_PIECE", 16)
     monkeypatch.setattr("graphpo_agent.engines.local.cache._FIRST_SLOTS", 32)
     monkeypatch.setattr(f"{SHELVES}._FIRST_ROWS", 1)
     monkeypatch.setattr(f"{SHELVES}._COPIED_AT_ONCE", 50)
-    model = make_model()
+    model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
     prompts = [[3 + i] * (40 + 7 * i) for i in range(4)]
     contexts = [policy.open(p) for p in prompts]

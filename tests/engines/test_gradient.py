@@ -130,6 +130,16 @@ def test_gradient_equals_one_row_per_edge_to_rounding_without_the_norms_casts(
     compare(make_model, tokenizer, SAMPLES, 1e-12, family=family, max_tokens=max_tokens)
 
 
+@pytest.mark.parametrize(("longest", "max_tokens"), [(8, 120), (8, 40), (90, 2000), (90, 250)])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_gradient_through_the_states_of_linear_attention_layers(
+    make_model, tokenizer, family, longest, max_tokens
+):
+    """Edges shorter and longer than a chunk of the delta rule, graphs in one row and in many."""
+    samples = SAMPLES if longest == 8 else [random_sample(seed, 7, longest) for seed in (2, 3)]
+    compare(make_model, tokenizer, samples, 1e-11, family=family, max_tokens=max_tokens)
+
+
 @pytest.mark.parametrize("max_tokens", [2000, 400])
 def test_gradient_of_edges_that_are_computed_in_one_piece(
     make_model, tokenizer, monkeypatch, max_tokens

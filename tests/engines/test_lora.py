@@ -59,13 +59,17 @@ def test_new_adapters_change_nothing_and_are_all_that_is_trained(make_model, fam
     assert all(".q_proj.lora_" in name for name in trained_names(only))
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_5"])
 @pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(checkpoint_layers=True)])
-def test_gradient_and_reference_equal_one_row_per_edge(make_model, tokenizer, monkeypatch, compute):
+def test_gradient_and_reference_equal_one_row_per_edge(
+    make_model, tokenizer, monkeypatch, compute, family
+):
     monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
     objective = Objective(kl=0.5)
-    model, oracle = adapted(make_model), adapted(make_model)
+    model, oracle = adapted(make_model, family), adapted(make_model, family)
     samples = [with_rollout_logprobs(model, sample, 0.3) for sample in SAMPLES]
-    loss, clips = per_edge_loss(oracle, samples, objective, "edge_mean", reference=make_model())
+    reference = make_model(family)
+    loss, clips = per_edge_loss(oracle, samples, objective, "edge_mean", reference=reference)
     loss.backward()
     assert clips > 0
     engine = LocalEngine(

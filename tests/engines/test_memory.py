@@ -17,8 +17,10 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
@@ -26,7 +28,6 @@ from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local import flat_attention, saved
 from graphpo_agent.engines.local.cache import KVPool
-from graphpo_agent.engines.local.cached_pass import kv_shape
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
@@ -39,6 +40,7 @@ from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.probe import kv_shape
 from graphpo_agent.engines.local.stretch_attention import stretch_layout
 from graphpo_agent.memory import describe_memory
 from tests.engines.graphs import counted_bytes, tree_sample, use_slow_flash_attention
@@ -108,6 +110,13 @@ LAYER = {"vocab_size": 500, "hidden_size": 128, "num_hidden_layers": 3, "pad_tok
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
 WIDE = {"intermediate_size": 384, **LAYER}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+STATES = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 FAMILIES = [
     Qwen3Config(**WIDE, **HEADS),
     Qwen3Config(**WIDE, **HEADS | {"head_dim": 24}),  # heads wider than their share of the layer
@@ -119,6 +128,8 @@ FAMILIES = [
     GPTNeoXConfig(**WIDE, num_attention_heads=8),
     MixtralConfig(num_local_experts=4, **WIDE, **HEADS),
     Qwen3MoeConfig(**EXPERTS, **WIDE, **HEADS),
+    Qwen3_5TextConfig(**WIDE, **HEADS, **STATES),
+    Qwen3NextConfig(**EXPERTS, **WIDE, **HEADS, **STATES, shared_expert_intermediate_size=64),
     Phi3Config(  # whose angles depend on the longest context of a pass
         **WIDE,
         num_attention_heads=8,

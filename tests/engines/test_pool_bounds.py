@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from graphpo_agent.engines.local.cache import PAGE, KVPool, KVShape
-from graphpo_agent.engines.local.cached_pass import kv_shape
+from graphpo_agent.engines.local.probe import kv_shape
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphpo_agent.engines.local.cache import PAGE
-from graphpo_agent.engines.local.cached_pass import kv_shape
+from graphpo_agent.engines.local.probe import kv_shape
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
@@ -21,7 +21,7 @@ from tests.engines.sampling import (
 )
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "qwen3_5", "qwen3_next"])
 def test_logprobs_equal_those_of_a_forward_pass_without_cache(family, make_model, tokenizer, rows):
     model = make_model(family)
     policy = LocalPolicy(model, tokenizer)
@@ -84,15 +84,17 @@ def test_a_place_that_becomes_free_is_filled_in_the_next_pass(
     assert passes == [3, 3, 2, 3, 3, 2, 2, 3, 2, 1, 1, 1]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("family", "seed"), [*(("qwen2", seed) for seed in range(6)), ("qwen3_5", 0), ("qwen3_5", 1)]
+)
 def test_any_interleaving_gives_every_request_what_it_gets_alone(
-    make_model, tokenizer, rows, seed, monkeypatch
+    make_model, tokenizer, rows, family, seed, monkeypatch
 ):
     """Prompts, observations, siblings and summaries arrive while others are being drawn."""
     monkeypatch.setattr(f"{SAMPLER}._DRAWN_AT_ONCE", 3)
     monkeypatch.setattr("graphpo_agent.engines.local.cached_pass._MAX_GROUP", 70)
     monkeypatch.setattr(f"{SHELVES}._COPIED_AT_ONCE", 50)
-    model = make_model()
+    model = make_model(family)
     rng = np.random.default_rng(seed)
     columns = 128 if rows == "shelves" else PAGE
     room = int(rng.integers(3, 9)) * columns * kv_shape(model).bytes_per_token

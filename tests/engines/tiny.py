@@ -1,4 +1,4 @@
-"""Tiny random models of three families and a tiny trained tokenizer, in the Hugging Face layout."""
+"""Tiny random models of five families and a tiny trained tokenizer, in the Hugging Face layout."""
 
 from pathlib import Path
 
@@ -11,8 +11,12 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -26,6 +30,18 @@ CORPUS = [
     "the mentor of karo venn was born in the city of orla in 1921",
     "1 + 1 = 2 ; 2 * 3 = 6 ; 12 - 4 = 8 .\nwhat is the answer to the question",
 ]
+
+DELTA_NETS = ("qwen3_5", "qwen3_next")
+"""Families with linear attention layers."""
+_DELTA_NETS = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 
 
 def save_tokenizer(directory: Path) -> None:
@@ -57,18 +73,23 @@ def tiny_model(
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+        "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     }[family]
+    own = _DELTA_NETS if family in DELTA_NETS else {"num_hidden_layers": 2}
+    if family == "qwen3_next":
+        own = own | {"mlp_only_layers": [0, 1, 2]}  # no experts
     torch.manual_seed(0)
     config = config_class(
         vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
         max_position_embeddings=limit,
         initializer_range=spread,
         tie_word_embeddings=family != "llama",
+        **own,
     )
     return model_class(config).double().eval()

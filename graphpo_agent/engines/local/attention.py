@@ -10,13 +10,15 @@ dimension, N tokens of a row.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from graphpo_agent.engines.local.handed_on import handed_on
+from graphpo_agent.engines.local.linear_attention import over_recurrence
 from graphpo_agent.errors import ModelError
 
 __all__ = [
@@ -26,11 +28,8 @@ __all__ = [
     "check_plain",
     "folded_attention",
     "grouped_attention",
-    "handed_on",
     "no_mask",
 ]
-
-T = TypeVar("T")
 
 AttentionName = Literal["graphpo_cached", "graphpo_flat"]
 
@@ -114,6 +113,8 @@ def folded_attention(
 def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
     """Run ``model`` with one of our attention functions inside the ``with`` block.
 
+    Its linear attention layers, where it has some, compute as ``over_recurrence`` says.
+
     Raises:
         ModelError: the model does not use transformers' attention interface.
     """
@@ -126,7 +127,8 @@ def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
             "attention interface; use another model family"
         )
     try:
-        yield
+        with over_recurrence(model):
+            yield
     finally:
         model.set_attn_implementation(before)
 
@@ -138,20 +140,6 @@ def check_plain(extras: Mapping[str, Any]) -> None:
             raise ModelError(
                 f"attention with {name} is not supported; use a model with plain attention"
             )
-
-
-def handed_on(argument: T | None) -> T:
-    """What the model's call was given for its attention.
-
-    Raises:
-        ModelError: nothing came through; the layers in between drop arguments they do not know.
-    """
-    if argument is None:
-        raise ModelError(
-            "the model's layers do not hand arguments on to transformers' attention interface; "
-            "use another model family"
-        )
-    return argument
 
 
 def no_mask(*_: Any, **__: Any) -> None:

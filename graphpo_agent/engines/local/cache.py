@@ -13,7 +13,7 @@ from torch import Tensor
 
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["PAGE", "KVPool", "KVShape", "pages_fit"]
+__all__ = ["PAGE", "KVPool", "KVShape", "pages_fit", "zeros"]
 
 _FIRST_SLOTS = 4096
 _CACHE_LINE = 64
@@ -126,11 +126,11 @@ class KVPool:
         shape = self._shape
         parts, token = 2 * shape.num_layers, (shape.num_heads, shape.head_dim)
         sizes = (parts, num_slots) if self._by_layer else (num_slots, parts)
-        tokens = _zeros((*sizes, *token), shape.dtype, shape.device)
+        tokens = zeros((*sizes, *token), shape.dtype, shape.device)
         return tokens.transpose(0, 1) if self._by_layer else tokens
 
 
-def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU they take memory where they are written to, and not before."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import to_device
-from graphpo_agent.engines.local.attention import attention, grouped_attention
-from graphpo_agent.engines.local.cache import KVPool, KVShape
+from graphpo_agent.engines.local.attention import grouped_attention
+from graphpo_agent.engines.local.cache import KVPool
 from graphpo_agent.engines.local.contexts import Run
-from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.running_rows import AttendingRows
-from graphpo_agent.errors import ModelError
 
-__all__ = ["CachedPass", "Piece", "kv_shape", "next_pieces"]
+__all__ = ["CachedPass", "Piece", "next_pieces"]
 
 _LONGEST_PIECE = 1024
 """Queries of one piece; bounds the attention mask."""
@@ -112,52 +109,6 @@ class CachedPass:
                 for group in self._groups
             ]
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
-
-
-class _Probe:
-    """Sees what one token's keys look like in every layer."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self.keys: list[Tensor] = []
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        if key.shape != value.shape:
-            raise ModelError(
-                f"model {self._model.name_or_path} ({type(self._model).__name__}): keys of size "
-                f"{key.shape[-1]} with values of size {value.shape[-1]} are not supported; use "
-                "another model family"
-            )
-        self.keys.append(key)
-        return query.transpose(1, 2)
-
-
-@torch.inference_mode()
-def kv_shape(model: PreTrainedModel) -> KVShape:
-    """What a token's keys and values are made of, found by computing one.
-
-    Raises:
-        ModelError: the layers differ in it, or keys and values do, or the model cannot be computed
-            in the precision of its weights.
-    """
-    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    probe = _Probe(model)
-    with attention(model, "graphpo_cached"), computable(model):
-        model.base_model(
-            input_ids=token,
-            position_ids=token,
-            attention_mask=None,
-            use_cache=False,
-            cached_pass=probe,
-        )
-    shapes = {tuple(key.shape) for key in probe.keys}
-    if len(shapes) != 1:
-        raise ModelError(
-            f"model {model.name_or_path}: layers with different keys, {sorted(shapes)}, are not "
-            "supported; use a model whose layers are alike"
-        )
-    key = probe.keys[0]
-    return KVShape(len(probe.keys), key.shape[1], key.shape[3], key.dtype, key.device)
 
 
 def _attend(pool: KVPool, layer: int, queries: Tensor, group: _Group, scaling: float) -> Tensor:

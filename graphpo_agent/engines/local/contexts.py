@@ -32,21 +32,26 @@ class Node:
 
     Attributes:
         parent: index of the node before; -1 where none is waited for.
-        pending: tokens not yet computed.
-        sampled: whether ``pending`` was sampled by the policy.
+        token_ids: the run.
+        pending: those of its tokens that are not yet computed.
+        sampled: whether they were sampled by the policy.
         num_tokens: length of the path, ``pending`` included.
         slots: pool slots of the computed tokens of the whole path; None: the parent's are to
             be computed first.
         state: which of the last hidden states is its own; None: it is not computed.
+        memory: slot of what linear attention layers know at the last computed token; 0: that is
+            the parent's.
         queued: whether a run that computes it is under way.
     """
 
     parent: int
+    token_ids: tuple[int, ...]
     pending: tuple[int, ...]
     sampled: bool
     num_tokens: int
     slots: IntArray | None
     state: int | None = None
+    memory: int = 0
     queued: bool = False
 
 
@@ -59,6 +64,7 @@ class Run:
         token_ids: their pending tokens, one after another.
         ends: how many of the tokens come before each node's end.
         slots: pool slots of the whole path: what is computed already, then ``token_ids``'s own.
+        memories: slots of what linear attention layers know: before the run, then at each node.
         done: how many of the tokens are computed.
     """
 
@@ -66,12 +72,17 @@ class Run:
     token_ids: IntArray
     ends: tuple[int, ...]
     slots: IntArray
+    memories: tuple[int, ...]
     done: int = 0
 
     @property
     def num_before(self) -> int:
         """Tokens of the path before the run."""
         return len(self.slots) - len(self.token_ids)
+
+    def memory_at(self, num_done: int) -> int:
+        """The slot that holds what is known behind so many of the tokens."""
+        return self.memories[bisect_left(self.ends, num_done) + 1] if num_done else self.memories[0]
 
 
 class ContextTree:
@@ -81,7 +92,9 @@ class ContextTree:
     begin with alike is one node.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cuts_compute: bool = False) -> None:
+        """Args: whether what ends inside a node is computed again, as linear layers need it."""
+        self._cuts_compute = cuts_compute
         self._nodes: list[Node] = []
         self._prompts: list[tuple[tuple[int, ...], int]] = []
         self._known: dict[tuple[int, bool, tuple[int, ...]], int] = {}
@@ -115,25 +128,19 @@ class ContextTree:
 
     def extend(self, parent: int, token_ids: Sequence[int]) -> LocalContext:
         """Tokens that the policy did not sample behind a node; -1: behind nothing."""
-        key = parent, False, tuple(map(int, token_ids))
-        if key not in self._known:
-            length, slots = 0, np.empty(0, np.int64)
-            if parent >= 0:
-                node = self._nodes[parent]
-                length, slots = node.num_tokens, None if node.state is None else node.slots
-            self._add(key, Node(parent, key[2], False, length + len(key[2]), slots))
-        return self._handle(self._known[key])
+        return self._uncomputed_behind(parent, False, tuple(map(int, token_ids)))
 
     def add_sampled(
-        self, parent: int, token_ids: Sequence[int], own_slots: IntArray
+        self, parent: int, token_ids: Sequence[int], own_slots: IntArray, memory: int = 0
     ) -> LocalContext:
-        """Sampled tokens behind a node, all computed but the last."""
+        """Sampled tokens behind a node, all computed but the last; see ``Node.memory``."""
         key = parent, True, tuple(token_ids)
         if key not in self._known:
             node = self._nodes[parent]
             assert node.slots is not None
             slots, length = np.concatenate([node.slots, own_slots]), len(token_ids)
-            self._add(key, Node(parent, key[2][-1:], True, node.num_tokens + length, slots))
+            length += node.num_tokens
+            self._add(key, Node(parent, key[2], key[2][-1:], True, length, slots, memory=memory))
         return self._handle(self._known[key])
 
     def cut(self, index: int, num_tokens: int, last: int) -> LocalContext:
@@ -145,9 +152,12 @@ class ContextTree:
             last: the last of them.
         """
         node = self._nodes[self._holding(index, num_tokens)]
+        own = node.token_ids[: num_tokens - self._num_tokens(node.parent)]
+        if self._cuts_compute:
+            return self._uncomputed_behind(node.parent, node.sampled, own)
         assert node.slots is not None and len(node.slots) >= num_tokens - 1, "computed"
         slots = node.slots[: num_tokens - 1]
-        self._nodes.append(Node(node.parent, (last,), True, num_tokens, slots))
+        self._nodes.append(Node(node.parent, own, (last,), True, num_tokens, slots))
         return self._handle(len(self._nodes) - 1)
 
     def index(self, context: Context) -> int:
@@ -170,13 +180,28 @@ class ContextTree:
             node = self._nodes[node].parent
         return tuple(reversed(nodes))
 
-    def start_run(self, nodes: tuple[int, ...], allocate: Callable[[int], IntArray]) -> Run:
-        """Queue a chain of nodes; ``allocate`` finds the slots for so many pending tokens."""
+    def start_run(
+        self,
+        nodes: tuple[int, ...],
+        allocate: Callable[[int], IntArray],
+        allocate_memory: Callable[[int], IntArray],
+    ) -> Run:
+        """Queue a chain of nodes.
+
+        Args:
+            nodes: the chain.
+            allocate: finds the slots for so many pending tokens.
+            allocate_memory: for what linear layers know at so many nodes.
+        """
         head = self._nodes[nodes[0]]
-        before = self._nodes[head.parent].slots if head.slots is None else head.slots
+        above = self._nodes[head.parent] if head.parent >= 0 else None
+        before = above.slots if above is not None and head.slots is None else head.slots
         assert before is not None, "the parent is computed"
+        memory = head.memory or (above.memory if above is not None else 0)
         for index in nodes:
-            self._nodes[index].queued = True
+            node = self._nodes[index]
+            node.queued = True
+            node.memory = node.memory or int(allocate_memory(1)[0])
         pending = [self._nodes[index].pending for index in nodes]
         token_ids = np.array(list(chain.from_iterable(pending)), np.int64)
         return Run(
@@ -184,6 +209,7 @@ class ContextTree:
             token_ids,
             tuple(accumulate(map(len, pending))),
             np.concatenate([before, allocate(len(token_ids))]),
+            (memory, *(self._nodes[index].memory for index in nodes)),
         )
 
     def settle(self, computed: Sequence[tuple[int, IntArray]], hidden: Tensor) -> None:
@@ -223,9 +249,10 @@ class ContextTree:
             return self.cut(index, num_tokens, last).index
         if node.queued:
             return node.parent
-        first = Node(node.parent, node.pending[:count], False, num_tokens, node.slots)
-        self._nodes.append(first)
-        node.parent, node.pending, node.slots = len(self._nodes) - 1, node.pending[count:], None
+        own, rest = node.pending[:count], node.pending[count:]
+        self._nodes.append(Node(node.parent, own, own, False, num_tokens, node.slots))
+        node.parent, node.token_ids, node.pending = len(self._nodes) - 1, rest, rest
+        node.slots = None
         return node.parent
 
     def _holding(self, index: int, num_tokens: int) -> int:
@@ -237,6 +264,19 @@ class ContextTree:
     def _num_tokens(self, index: int) -> int:
         """Of the path to a node; 0 where there is none (-1)."""
         return self._nodes[index].num_tokens if index >= 0 else 0
+
+    def _uncomputed_behind(
+        self, parent: int, sampled: bool, token_ids: tuple[int, ...]
+    ) -> LocalContext:
+        """All of a node's tokens are to be computed; -1: behind nothing."""
+        key = parent, sampled, token_ids
+        if key not in self._known:
+            length, slots = self._num_tokens(parent) + len(token_ids), np.empty(0, np.int64)
+            if parent >= 0:
+                node = self._nodes[parent]
+                slots = None if node.state is None else node.slots
+            self._add(key, Node(parent, token_ids, token_ids, sampled, length, slots))
+        return self._handle(self._known[key])
 
     def _add(self, key: tuple[int, bool, tuple[int, ...]], node: Node) -> None:
         self._known[key] = len(self._nodes)

@@ -22,9 +22,9 @@ from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import (
     check_plain,
     grouped_attention,
-    handed_on,
     no_mask,
 )
+from graphpo_agent.engines.local.handed_on import handed_on
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.stretch_attention import (

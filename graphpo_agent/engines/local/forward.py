@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.flat_attention import flat_layout
+from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.model import computable, head_dim, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
@@ -106,6 +107,7 @@ def score_tokens(
             attention_mask=None,
             use_cache=False,
             flat_layout=layout,
+            recurrence=recurrence_of(model, batch, device),
         ).last_hidden_state[0]
         scores = _score_blocks(output_head(model), hidden_N_d, batch, temperature, entropy_gradient)
     target_of = to_device(batch.target_of, device)

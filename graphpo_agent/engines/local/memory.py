@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
+from graphpo_agent.engines.local.linear_attention import num_linear_layers
 from graphpo_agent.engines.local.model import key_width
 from graphpo_agent.engines.local.options import ComputeOptions
 
@@ -17,6 +18,7 @@ __all__ = [
     "UpdateSizes",
     "estimate_memory",
     "model_sizes",
+    "product_bytes",
     "token_bytes",
 ]
 
@@ -36,7 +38,7 @@ class ModelSizes:
     Attributes:
         weight_bytes: of all weights, tied ones once.
         trained_bytes: of those that are trained; all of them, or the adapters.
-        layers: decoder layers.
+        layers: decoder layers that keep keys and values.
         key_width: key/value heads times their dimension.
         vocabulary: rows of the output head.
         itemsize: bytes of one weight.
@@ -185,7 +187,7 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
     With a bonus on the entropy the logits as well. On a GPU it is the logits and their gradient.
     """
     rows = min(update.targets, max(1, max_logits(update.device_type) // model.vocabulary))
-    product = _product_bytes(model, compute)
+    product = product_bytes(model, compute)
     if update.device_type != "cpu":
         return rows * model.vocabulary * 2 * product
     kept = max(product, _MASTER_BYTES)
@@ -195,10 +197,10 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
 
 def token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Keys and values of one token, in all layers."""
-    return 2 * model.layers * model.key_width * _product_bytes(model, compute)
+    return 2 * model.layers * model.key_width * product_bytes(model, compute)
 
 
-def _product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
+def product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Of one number that a matrix product gives."""
     return 2 if compute.autocast else model.itemsize
 
@@ -209,7 +211,7 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
     return ModelSizes(
         weight_bytes=sum(p.nbytes for p in parameters),
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
-        layers=model.config.num_hidden_layers,
+        layers=model.config.num_hidden_layers - num_linear_layers(model.config),
         key_width=key_width(model.config),
         vocabulary=model.config.vocab_size,
         itemsize=parameters[0].element_size(),

@@ -10,10 +10,17 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
+from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ConfigError, ModelError, first_line, first_sentence
 from graphpo_agent.pretrained import why_not_loaded
@@ -153,10 +160,20 @@ def _reading(name: str) -> Iterator[PretrainedConfig]:
     whole, _ = under_adapters(name)
     local = check_model_directory(whole, "config.json")
     try:
-        yield AutoConfig.from_pretrained(whole, local_files_only=local)
+        yield _of_text(AutoConfig.from_pretrained(whole, local_files_only=local))
     except Exception as error:
         reason = _reason(whole, error, "config.json")
         raise ModelError(f"model {whole} cannot be read: {reason}") from error
+
+
+def _of_text(config: PretrainedConfig) -> PretrainedConfig:
+    """What a model of texts and images is loaded with where its language model alone is loaded."""
+    text = config.get_text_config()
+    kinds = (MODEL_FOR_CAUSAL_LM_MAPPING.get(type(own), None) for own in (config, text))
+    if len(set(kinds)) > 1:
+        return config
+    text.name_or_path = str(config.name_or_path)
+    return text
 
 
 def dropouts(config: PretrainedConfig) -> list[str]:
@@ -241,7 +258,7 @@ def context_limit(config: PretrainedConfig) -> int:
     """The longest context, in tokens, that a model is made for and the flat layout can express.
 
     Raises:
-        ModelError: the config states no maximum, or has layers that are not attention.
+        ModelError: the config states no maximum, or has layers that the flat layout cannot express.
     """
     limit = full_attention_limit(config)
     if not hasattr(config, "max_position_embeddings"):
@@ -297,18 +314,20 @@ def full_attention_limit(config: PretrainedConfig) -> int | None:
     there.
 
     Raises:
-        ModelError: the config has layers that are not attention, or that pick some of the earlier
-            tokens (``index_topk``, as GLM-5).
+        ModelError: the config has layers that are neither attention nor gated delta nets (as in
+            Qwen3.5), or that pick some of the earlier tokens (``index_topk``, as GLM-5).
     """
     values = config.to_dict()
     named = {str(kind) for kind in values.get("layer_types") or ()}
     kinds = named - {"full_attention", "sliding_attention"}
+    if conv_width(config):
+        kinds.discard("linear_attention")
     if values.get("index_topk"):  # whatever a version of transformers calls such layers
         kinds.add("indexed_attention")
     if kinds:
         raise ModelError(
             f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
-            "supported; use a model with plain attention in every layer"
+            "supported; use a model with plain attention or gated delta nets in every layer"
         )
     window = values.get("sliding_window")
     windows = [int(window)] if window else []  # 0, as Qwen2-MoE has it, is none

@@ -21,17 +21,20 @@ from transformers import PreTrainedModel
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.cache import KVPool, pages_fit
-from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, kv_shape, next_pieces
+from graphpo_agent.engines.local.cached_pass import CachedPass, Piece, next_pieces
+from graphpo_agent.engines.local.cached_recurrence import CachedRecurrence, RowStates
 from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, check_finite, draw
 from graphpo_agent.engines.local.head import sampling_logits
 from graphpo_agent.engines.local.model import context_limit, output_head
 from graphpo_agent.engines.local.paged_rows import PagedRows
+from graphpo_agent.engines.local.probe import kv_shape, state_shape
 from graphpo_agent.engines.local.recorded_passes import RecordedPasses
 from graphpo_agent.engines.local.running_rows import RunningRows
 from graphpo_agent.engines.local.sampling_weights import SamplingWeights
 from graphpo_agent.engines.local.shelves import Shelf, Shelves
+from graphpo_agent.engines.local.state_pool import StatePool
 from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.types import Completion, Context, SampleRequest, SamplingParams
@@ -91,13 +94,14 @@ class LocalPolicy:
         )
         self._rounds = autocast
         self._copies: SamplingWeights | None = None
-        on_gpu = model.device.type == "cuda"
-        self._recorded = RecordedPasses(self._decode) if on_gpu else None
         with self._autocast:
             self._shape = kv_shape(model)
+            self._states = StatePool(state_shape(model))
+        records = model.device.type == "cuda" and not self._states.needed
+        self._recorded = RecordedPasses(self._decode) if records else None
         self._max_columns = max_batch_bytes // self._shape.bytes_per_token
         self._stops = StopFinder(tokenizer, self._head.weight.shape[0])
-        self._contexts = ContextTree()
+        self._contexts = ContextTree(cuts_compute=self._states.needed)
         paged = pages_fit(self._shape.device, self._shape.dtype)
         self._pool = KVPool(self._shape, by_layer=paged)
         self._rows: RunningRows = (
@@ -193,6 +197,7 @@ class LocalPolicy:
             self._recorded.clear()
         self._contexts.clear()
         self._pool.clear()
+        self._states.clear()
         self._rows.clear()
         self._reset()
 
@@ -203,6 +208,7 @@ class LocalPolicy:
         self._starting: list[Continuation] = []
         self._runs: list[Run] = []
         self._running = Running(self.tokenizer.eos_ids, self._stops)
+        self._row_states = RowStates(self._states)
         self._ended: list[tuple[int, Completion]] = []
 
     def _get_busy(self) -> None:
@@ -225,7 +231,10 @@ class LocalPolicy:
         for node in dict.fromkeys(one.node for one in self._starting):
             chain = self._contexts.uncomputed(node)
             if chain:
-                self._runs.append(self._contexts.start_run(chain, self._pool.allocate))
+                self._runs.append(self._start_run(chain))
+
+    def _start_run(self, chain: tuple[int, ...]) -> Run:
+        return self._contexts.start_run(chain, self._pool.allocate, self._states.allocate)
 
     # The pass
 
@@ -257,6 +266,7 @@ class LocalPolicy:
             self._tensor(np.concatenate([self._running.last[running], *tokens])),
             self._tensor(np.concatenate([rows.lengths - 1, *positions])),
             CachedPass(self._pool, rows, pieces),
+            self._recurrence(running, pieces),
         )
         self._settle(pieces, hidden[len(running) :])
         return running, hidden[: len(running)]
@@ -265,9 +275,21 @@ class LocalPolicy:
         """A pass over one shelf: [P, d] hidden states of [2, P] tokens and columns."""
         tokens, last = inputs
         shelf.look(last, num_columns)
-        return self._hidden(tokens, last, CachedPass(self._pool, shelf, []))
+        return self._hidden(tokens, last, CachedPass(self._pool, shelf, []), None)
 
-    def _hidden(self, token_ids: Tensor, position_ids: Tensor, cached_pass: CachedPass) -> Tensor:
+    def _recurrence(self, running: IntArray, pieces: Sequence[Piece]) -> CachedRecurrence | None:
+        """For the linear layers of a pass; None where there are none."""
+        if not self._states.needed:
+            return None
+        return CachedRecurrence(self._states, *self._row_states.begin(running), pieces)
+
+    def _hidden(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        cached_pass: CachedPass,
+        recurrence: CachedRecurrence | None,
+    ) -> Tensor:
         """[N, d] of N tokens and their places in their contexts."""
         return self._model.base_model(
             input_ids=token_ids[None],
@@ -275,6 +297,7 @@ class LocalPolicy:
             attention_mask=self._no_mask,
             use_cache=False,
             cached_pass=cached_pass,
+            recurrence=recurrence,
         ).last_hidden_state[0]
 
     def _settle(self, pieces: Sequence[Piece], hidden: Tensor) -> None:
@@ -310,6 +333,8 @@ class LocalPolicy:
         if not ready:
             return np.empty(0, np.int64), self._head.weight[:0]
         places = np.array([self._running.add(one) for one in ready])
+        for place, one in zip(places.tolist(), ready, strict=True):
+            self._row_states.add(place, self._contexts[one.node].memory)
         columns = np.array([self._columns_of(one) for one in ready])
         self._rows.add(places, [self._slots(one.node) for one in ready], columns)
         return places, self._contexts.hidden([one.node for one in ready])
@@ -344,11 +369,12 @@ class LocalPolicy:
         for place, own in zip(members[ended].tolist(), self._rows.end(ended), strict=True):
             drawn = self._running.take(place)
             self._columns -= self._columns_of(drawn.continuation)
-            self._ended.append((drawn.continuation.ticket, self._completion(drawn, own)))
+            memory = self._row_states.own(place)
+            self._ended.append((drawn.continuation.ticket, self._completion(drawn, own, memory)))
 
-    def _completion(self, drawn: Drawn, own: IntArray) -> Completion:
+    def _completion(self, drawn: Drawn, own: IntArray, memory: int) -> Completion:
         tokens = drawn.token_ids
-        context = self._contexts.add_sampled(drawn.continuation.node, tokens, own)
+        context = self._contexts.add_sampled(drawn.continuation.node, tokens, own, memory)
         return Completion(tokens, drawn.logprobs, drawn.reason, context)
 
     def _slots(self, node: int) -> IntArray:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.flat_attention import BucketLayout, flash_fits, flat_layout
+from graphpo_agent.engines.local.flat_recurrence import FlatRecurrence, recurrence_of
 from graphpo_agent.engines.local.forward import flat_passes
 from graphpo_agent.engines.local.model import head_dim, key_width, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
@@ -67,14 +68,16 @@ def saved_bytes(
     size = head_dim(model.config)
     fits = flash_fits(size, dtype, device)
     layout = stretch_layout(row, _CPU) if fits else flat_layout(row, size, dtype, _CPU)
+    recurrence = recurrence_of(model, row, _CPU)
     compute = replace(compute, compile_layers=False)
     head = output_head(model).weight
     rounded = sum(p.nbytes for p in model.parameters()) // 2 if compute.autocast else 0
     with FakeTensorMode(allow_non_fake_inputs=True), _Answers():
         _put_on_cpu(model.eval())  # nothing is dropped
-        kept = _count(model, row, compute, layout)
+        kept = _count(model, row, compute, layout, recurrence)
         if compute.checkpoint_layers:
-            whole = _count(model, row, replace(compute, checkpoint_layers=False), layout)
+            every = replace(compute, checkpoint_layers=False)
+            whole = _count(model, row, every, layout, recurrence)
             kept += max((whole - kept) // model.config.num_hidden_layers, rounded)
     kept += len(row.target_ids) * head.shape[1] * dtype.itemsize
     kept += head.numel() * dtype.itemsize if compute.autocast else 0
@@ -103,6 +106,7 @@ def _count(
     row: PackedBatch,
     compute: ComputeOptions,
     layout: StretchLayout | BucketLayout,
+    recurrence: FlatRecurrence | None,
 ) -> int:
     """Bytes that a forward pass keeps, weights left out."""
     weights = {_memory_of(parameter) for parameter in model.parameters()}
@@ -124,6 +128,7 @@ def _count(
                 attention_mask=None,
                 use_cache=False,
                 flat_layout=layout,
+                recurrence=recurrence,
             )
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise RuntimeError("what its layers compute depends on their numbers") from error

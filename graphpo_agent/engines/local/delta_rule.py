@@ -1,0 +1,64 @@
+"""The gated delta rule, by which a linear attention layer learns and recalls within a context.
+
+A head's state S maps keys to values. A token forgets some of it, writes, and reads::
+
+    S_t = exp(g_t) S_{t-1} + k_t u_t^T        u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)
+    o_t = S_t^T q_t
+
+(Gated Delta Networks, Yang et al. 2025, eq. 10.) Within a chunk of tokens the u are the solution
+of one triangular system, so that the products are those of matrices.
+
+Shapes: B sequences, H heads, L tokens, C of them in a chunk, K key dimension, V value dimension.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["gated_delta_rule"]
+
+_CHUNK = 64
+"""Tokens of a chunk; more multiply more that is masked, fewer are more steps one after another."""
+
+
+def gated_delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What every token reads, and the state behind the last.
+
+    Args:
+        query: [B, H, L, K].
+        key: [B, H, L, K].
+        value: [B, H, L, V].
+        log_decay: [B, H, L] g, at most 0.
+        beta: [B, H, L] in [0, 1]; a token with a beta and a log decay of 0 changes nothing.
+        state: [B, H, K, V] before the first token.
+
+    Returns:
+        [B, H, L, V] and [B, H, K, V].
+    """
+    outputs: list[Tensor] = []
+    chunks = (x.split(_CHUNK, dim=2) for x in (query, key, value, log_decay, beta))
+    for q, k, v, g, b in zip(*chunks, strict=True):
+        out, state = _chunk(q, k, v, g, b[..., None], state)
+        outputs.append(out)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
+
+
+def _chunk(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As ``gated_delta_rule``, for C tokens; ``beta`` is [B, H, C, 1]."""
+    since_start = log_decay.cumsum(-1)
+    between = since_start[..., :, None] - since_start[..., None, :]
+    later = torch.ones_like(between[0, 0], dtype=torch.bool).triu(1)
+    decay = between.masked_fill(later, -torch.inf).exp()
+    from_start = since_start.exp()[..., None]
+    # What the state holds for a key is subtracted before what the tokens of the chunk add to it.
+    new = beta * (value - from_start * (key @ state))
+    if query.shape[2] > 1:
+        system = beta * decay * (key @ key.mT)  # its diagonal is not read: it counts as ones
+        new = torch.linalg.solve_triangular(system, new, upper=False, unitriangular=True)
+    out = from_start * (query @ state) + (decay * (query @ key.mT)) @ new
+    to_end = (since_start[..., -1:] - since_start).exp()[..., None]
+    state = from_start[..., -1:, :] * state + (to_end * key).mT @ new
+    return out, state

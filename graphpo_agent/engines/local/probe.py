@@ -1,0 +1,103 @@
+"""What a sampler keeps of a model's tokens and paths, found by computing one token."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from graphpo_agent.engines.local.attention import attention
+from graphpo_agent.engines.local.cache import KVShape
+from graphpo_agent.engines.local.model import computable
+from graphpo_agent.engines.local.state_pool import StateShape
+from graphpo_agent.errors import ModelError
+
+__all__ = ["kv_shape", "state_shape"]
+
+
+def kv_shape(model: PreTrainedModel) -> KVShape:
+    """What a token's keys and values are made of.
+
+    Raises:
+        ModelError: the layers differ in it, or keys and values do, or the model cannot be computed
+            in the precision of its weights.
+    """
+    return _seen(model)[0].shape()
+
+
+def state_shape(model: PreTrainedModel) -> StateShape | None:
+    """What a path's state is made of in the model's linear layers; None: it has none.
+
+    Raises:
+        ModelError: the model cannot be computed in the precision of its weights.
+    """
+    return _seen(model)[1].shape
+
+
+@torch.inference_mode()
+def _seen(model: PreTrainedModel) -> tuple["_Keys", "_States"]:
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    keys, states = _Keys(model), _States()
+    with attention(model, "graphpo_cached"), computable(model):
+        model.base_model(
+            input_ids=token,
+            position_ids=token,
+            attention_mask=None,
+            use_cache=False,
+            cached_pass=keys,
+            recurrence=states,
+        )
+    return keys, states
+
+
+class _Keys:
+    """Sees what one token's keys look like in every layer."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._keys: list[Tensor] = []
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        if key.shape != value.shape:
+            raise ModelError(
+                f"model {self._model.name_or_path} ({type(self._model).__name__}): keys of size "
+                f"{key.shape[-1]} with values of size {value.shape[-1]} are not supported; use "
+                "another model family"
+            )
+        self._keys.append(key)
+        return query.transpose(1, 2)
+
+    def shape(self) -> KVShape:
+        shapes = {tuple(key.shape) for key in self._keys}
+        if len(shapes) != 1:
+            raise ModelError(
+                f"model {self._model.name_or_path}: layers with different keys, {sorted(shapes)}, "
+                "are not supported; use a model whose layers are alike"
+            )
+        key = self._keys[0]
+        return KVShape(len(self._keys), key.shape[1], key.shape[3], key.dtype, key.device)
+
+
+class _States:
+    """Sees what linear layers keep of a path; those of one model are alike."""
+
+    def __init__(self) -> None:
+        self.shape: StateShape | None = None
+        self._inputs = torch.empty(0)
+        self._width = self._layers = 0
+
+    def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        self._inputs, self._width = inputs, weight.shape[1]
+        return inputs
+
+    def recall(
+        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor
+    ) -> Tensor:
+        self._layers += 1
+        self.shape = StateShape(
+            self._layers,
+            (self._width - 1, self._inputs.shape[1]),
+            self._inputs.dtype,
+            (key.shape[1], key.shape[2], value.shape[2]),
+            value.dtype,
+            value.device,
+        )
+        return value

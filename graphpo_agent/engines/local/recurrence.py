@@ -1,0 +1,106 @@
+"""Runs of tokens behind the states that they start from: what a ``Recurrence`` is made of.
+
+Shapes: N tokens of a row, C channels and W tokens of a convolution, E runs of a group, L tokens of
+the longest, H heads, K key dimension, V value dimension.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graphpo_agent.engines.local.arrays import to_device
+from graphpo_agent.engines.local.delta_rule import gated_delta_rule
+from graphpo_agent.graph.arrays import IntArray
+
+__all__ = ["RunGroup", "convolved", "run_groups"]
+
+_SHORT = 16
+"""Runs of up to so many tokens are computed together however short they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """Runs of similar length, none of them behind another.
+
+    Example: runs of two tokens and one, at 2 and at 4 of a row::
+
+        tokens = [[2, 3], [4, 4]]
+        own    = [[True, True], [True, False]]
+
+    Attributes:
+        members: [E] their numbers.
+        tokens: [E, L] places in the row, those of a shorter run padded with its last.
+        own: [E, L] which of them count.
+    """
+
+    members: IntArray
+    tokens: Tensor
+    own: Tensor
+
+    def recall(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        states: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """What the runs' tokens read, and the states behind them.
+
+        Args:
+            query: [N, H, K] of the row, as ``linear_attention.Recurrence`` has all of these.
+            key: [N, H, K].
+            value: [N, H, V].
+            log_decay: [N, H].
+            beta: [N, H].
+            states: [E, H, K, V] before the runs.
+
+        Returns:
+            [E * L, H, V] and [E, H, K, V].
+        """
+        places = self.tokens.flatten()
+        query, key, value, log_decay, beta = (
+            x.index_select(0, places).unflatten(0, self.tokens.shape).transpose(1, 2)
+            for x in (query, key, value, log_decay, beta)
+        )
+        own = self.own[:, None]
+        out, after = gated_delta_rule(query, key, value, log_decay * own, beta * own, states)
+        return out.transpose(1, 2).flatten(0, 1), after
+
+
+def run_groups(
+    starts: IntArray, lengths: IntArray, members: IntArray, device: torch.device
+) -> Iterator[RunGroup]:
+    """Groups of some runs.
+
+    Args:
+        starts: [runs] where in the row each begins.
+        lengths: [runs] tokens of each.
+        members: which of the runs.
+        device: of the groups.
+    """
+    label = np.ceil(np.log2(np.maximum(lengths[members], _SHORT)))
+    for number in np.unique(label):
+        group = members[label == number]
+        columns = np.arange(lengths[group].max())
+        last = lengths[group][:, None] - 1
+        tokens = starts[group][:, None] + np.minimum(columns, last)
+        yield RunGroup(group, to_device(tokens, device), to_device(columns <= last, device))
+
+
+def convolved(inputs: Tensor, taps: Tensor, weight: Tensor) -> Tensor:
+    """[N, C] weighted sums of the tokens' inputs and of those before them.
+
+    Args:
+        inputs: [at least N, C]; the first N are the tokens' own.
+        taps: [N, W - 1] places among ``inputs`` of what comes before each token, nearest first.
+        weight: [C, W], the token's own last.
+    """
+    count, width = taps.shape
+    before = inputs.index_select(0, taps.flatten()).unflatten(0, (count, width))
+    span = torch.cat([inputs[:count, None], before], dim=1)  # added up before it is rounded
+    return torch.einsum("nwc,cw->nc", span, weight.to(inputs.dtype).flip(1))

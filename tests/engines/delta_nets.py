@@ -1,0 +1,84 @@
+"""Gated delta nets token by token, in the precision of their weights: an oracle."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5GatedDeltaNet,
+    Qwen3_5RMSNorm,
+    Qwen3_5RMSNormGated,
+)
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextGatedDeltaNet,
+    Qwen3NextRMSNorm,
+    Qwen3NextRMSNormGated,
+)
+
+
+def use_slow_delta_nets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models' own layers and norms cast to float32."""
+    for layer in (Qwen3_5GatedDeltaNet, Qwen3NextGatedDeltaNet):
+        monkeypatch.setattr(layer, "forward", _slow_layer)
+    for norm in (Qwen3_5RMSNorm, Qwen3NextRMSNorm):
+        monkeypatch.setattr(norm, "forward", _norm)
+    for norm in (Qwen3_5RMSNormGated, Qwen3NextRMSNormGated):
+        monkeypatch.setattr(norm, "forward", _gated_norm)
+
+
+def slow_delta_rule(query, key, value, log_decay, beta, state):
+    """As ``gated_delta_rule``, written down as the recurrence is."""
+    outputs = []
+    for t in range(query.shape[2]):
+        state = log_decay[:, :, t, None, None].exp() * state
+        known = torch.einsum("bhkv,bhk->bhv", state, key[:, :, t])
+        change = beta[:, :, t, None] * (value[:, :, t] - known)
+        state = state + torch.einsum("bhk,bhv->bhkv", key[:, :, t], change)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, query[:, :, t]))
+    return torch.stack(outputs, dim=2), state
+
+
+def _slow_layer(layer, hidden_states, **_):
+    """[B, L, d] of whole sequences."""
+    num_rows, length, _ = hidden_states.shape
+    if hasattr(layer, "in_proj_qkvz"):
+        *mixed, gate, b, a = layer.fix_query_key_value_ordering(
+            layer.in_proj_qkvz(hidden_states), layer.in_proj_ba(hidden_states)
+        )
+        mixed = torch.cat([x.reshape(num_rows, length, -1) for x in mixed], dim=2)
+    else:
+        parts = (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a)
+        mixed, gate, b, a = (part(hidden_states) for part in parts)
+    mixed = F.silu(layer.conv1d(mixed.mT)[:, :, :length]).mT
+    query, key, value = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=2)
+    heads = layer.num_v_heads
+    query, key = (
+        x.view(num_rows, length, layer.num_k_heads, layer.head_k_dim)
+        .repeat_interleave(heads // layer.num_k_heads, dim=2)
+        .transpose(1, 2)
+        for x in (query, key)
+    )
+    query, key = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key))
+    value = value.view(num_rows, length, heads, layer.head_v_dim).transpose(1, 2)
+    log_decay = (-layer.A_log.exp() * F.softplus(a + layer.dt_bias)).transpose(1, 2)
+    nothing = value.new_zeros(num_rows, heads, layer.head_k_dim, layer.head_v_dim)
+    read, _ = slow_delta_rule(
+        query / layer.head_k_dim**0.5,
+        key,
+        value,
+        log_decay,
+        b.sigmoid().transpose(1, 2),
+        nothing,
+    )
+    gate = gate.reshape(num_rows, length, heads, layer.head_v_dim)
+    return layer.out_proj(layer.norm(read.transpose(1, 2), gate).flatten(2))
+
+
+def _norm(norm, hidden):
+    return (
+        hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.eps) * (1 + norm.weight)
+    )
+
+
+def _gated_norm(norm, hidden, gate):
+    scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return norm.weight * hidden * scale * F.silu(gate)

@@ -1,0 +1,161 @@
+"""Gated delta nets over flat rows and behind cached states.
+
+Their gradients, and what the sampler does with them, are tested where those of other families are:
+``test_gradient.py``, ``test_sampler.py``, ``test_contexts.py``.
+"""
+
+import pytest
+import torch
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from graphpo_agent.engines.local.delta_rule import gated_delta_rule
+from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
+from graphpo_agent.engines.local.linear_attention import state_bytes
+from graphpo_agent.engines.local.model import (
+    context_limit,
+    load_model,
+    model_config,
+    model_without_weights,
+)
+from graphpo_agent.engines.local.options import ComputeOptions
+from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.probe import state_shape
+from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.local.state_pool import StatePool
+from graphpo_agent.rollout.scheduler import complete
+from tests.engines.delta_nets import slow_delta_rule
+from tests.engines.graphs import edge_logprobs, random_sample
+from tests.engines.sampling import (
+    CONTEXTS,
+    SAMPLING,
+    check_completion,
+    forward_passes,
+    requests_for,
+)
+from tests.engines.tiny import DELTA_NETS, tiny_model
+
+
+def random_rule(length: int) -> list[torch.Tensor]:
+    """Queries, keys of length 1, values, decays, betas and a state: two rows, three heads."""
+    torch.manual_seed(length)
+    query, key, value = (torch.randn(2, 3, length, n).double() for n in (8, 8, 5))
+    key = torch.nn.functional.normalize(key, dim=-1)
+    decay, beta = -torch.rand(2, 3, length).double(), torch.rand(2, 3, length).double()
+    parts = [query, key, value, decay, beta, torch.randn(2, 3, 8, 5).double()]
+    return [part.requires_grad_() for part in parts]
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 150])
+def test_the_delta_rule_in_chunks_is_that_of_token_after_token(length):
+    found = []
+    for rule in (gated_delta_rule, slow_delta_rule):
+        parts = random_rule(length)
+        read, state = rule(*parts)
+        weights = torch.arange(read.numel()).view_as(read).sin()
+        ((read * weights).sum() + state.cos().sum()).backward()
+        found.append([read.detach(), state.detach(), *(part.grad for part in parts)])
+    for own, expected in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-11)
+
+
+def test_tokens_without_beta_and_decay_change_no_state():
+    query, key, value, decay, beta, state = random_rule(70)
+    own = torch.arange(70) < 5
+    _, behind = gated_delta_rule(query, key, value, decay * own, beta * own, state)
+    first = (part[:, :, :5] for part in (query, key, value, decay, beta))
+    torch.testing.assert_close(behind, gated_delta_rule(*first, state)[1], rtol=0, atol=1e-14)
+
+
+@pytest.fixture(params=DELTA_NETS)
+def stock(request: pytest.FixtureRequest, tokenizer, device):
+    """A model whose layers are transformers' own, which cast to float32."""
+    return tiny_model(request.param, tokenizer.vocab_size).float().to(device)
+
+
+def test_flat_rows_give_what_transformers_layers_give(stock):
+    check_flat_layout(stock, ComputeOptions())
+    sample = random_sample(3, 9, longest=90)
+    (batch,) = pack([sample], 10_000)
+    with torch.no_grad(), flat_passes(stock, ComputeOptions()):
+        scores = score_tokens(stock, batch, 1.0, ComputeOptions())
+    found = dict(zip(batch.source.tolist(), scores.logprobs.tolist(), strict=True))
+    assert len(found) == sample.loss_mask.sum()
+    for node in range(1, len(sample.parent)):
+        span = range(sample.offsets[node], sample.offsets[node + 1])
+        own = [place for place in span if sample.loss_mask[place]]
+        if own:
+            expected, _ = edge_logprobs(stock, sample, node)
+            assert [found[place] for place in own] == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_the_sampler_gives_what_transformers_layers_give(stock, tokenizer, rows):
+    policy = LocalPolicy(stock, tokenizer)
+    prompts = [[5, 9, 30], list(range(3, 100))]
+    requests = requests_for([policy.open(prompt) for prompt in prompts], 3)
+    for request, completion in zip(requests, complete(policy, requests, SAMPLING), strict=True):
+        check_completion(stock, prompts[request.seed // 1000], completion, tolerance=1e-3)
+
+
+def test_layers_are_transformers_own_outside_of_a_pass(stock, tokenizer):
+    ids = torch.arange(3, 30, device=stock.device)[None]
+    with torch.no_grad():
+        before = stock(ids).logits
+        policy = LocalPolicy(stock, tokenizer)
+        complete(policy, requests_for([policy.open([5, 9])], 2), SAMPLING)
+        assert torch.equal(stock(ids).logits, before)
+
+
+def test_what_computed_prompts_begin_with_is_computed_once_more_and_then_shared(
+    make_model, tokenizer, rows, monkeypatch
+):
+    """A state cannot be had from inside a computed text: the beginning is one of its own."""
+    monkeypatch.setattr(f"{CONTEXTS}.SHORTEST", 1)
+    model = make_model("qwen3_5")
+    policy = LocalPolicy(model, tokenizer)
+    passes = forward_passes(model)
+    rules = list(range(20, 40))
+    prefilled = []
+    for question in ([5, 6], [7], [8, 9]):
+        prompt = [*rules, *question]
+        for completion in complete(policy, requests_for([policy.open(prompt)], 2, 4), SAMPLING):
+            check_completion(model, prompt, completion)
+        prefilled.append(policy.take_prefilled_tokens())
+    assert prefilled == [22, 20 + 1, 2]
+    assert sum(passes) > sum(prefilled)
+
+
+def test_a_state_takes_as_much_memory_as_is_told(make_model, tokenizer):
+    for family, dtype in (("qwen3_5", torch.float32), ("qwen3_next", torch.bfloat16)):
+        model = make_model(family).to(dtype)
+        shape = state_shape(model)
+        assert shape is not None and shape.memory_dtype == torch.float32
+        pool = StatePool(shape)
+        pool.allocate(1)
+        layers = range(shape.num_layers)
+        held = sum(pool.inputs(i)[0].nbytes + pool.memories(i)[0].nbytes for i in layers)
+        assert held == state_bytes(model.config, dtype.itemsize)
+    assert state_shape(make_model("qwen2")) is None
+    assert state_bytes(make_model("qwen2").config, 4) == 0
+
+
+def test_of_a_model_of_texts_and_images_the_language_model_is_loaded(make_model, tmp_path):
+    text = make_model("qwen3_5").config
+    sizes = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2}
+    vision = sizes | {"out_hidden_size": text.hidden_size}
+    config = Qwen3_5Config(
+        text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=True
+    )
+    both = Qwen3_5ForConditionalGeneration(config).eval()
+    both.save_pretrained(tmp_path)
+    name = str(tmp_path)
+    assert model_config(name).name_or_path == name
+    assert context_limit(model_config(name)) == text.max_position_embeddings
+    model = load_model(name)
+    empty = model_without_weights(name, torch.float32)
+    assert {n: p.shape for n, p in empty.named_parameters()} == {
+        n: p.shape for n, p in model.named_parameters()
+    }
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, both(ids).logits)
+    check_flat_layout(model, ComputeOptions())
