@@ -13,7 +13,8 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoConfig, PretrainedConfig
 
-from graphpo_agent.engines.local.model import head_dim, longest_context
+from graphpo_agent.engines.local.linear_attention import conv_width
+from graphpo_agent.engines.local.model import head_dim, longest_context, model_config
 from graphpo_agent.engines.tokenizer import check_model_directory
 from graphpo_agent.errors import ConfigError, GraphPOError
 
@@ -95,8 +96,9 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
     from graphpo_agent.engines.vllm_drawing import SeededDraw
 
     local = check_model_directory(model_name, "config.json")
-    config = AutoConfig.from_pretrained(model_name, local_files_only=local)
-    for name in config.architectures or ():
+    config = model_config(model_name)
+    whole = AutoConfig.from_pretrained(model_name, local_files_only=local)
+    for name in whole.architectures or ():
         if name in ModelRegistry.models:
             # A class that is loaded already is not looked at in a process of its own first.
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
@@ -113,11 +115,19 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
         "async_scheduling": False,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        "language_model_only": type(config) is not type(whole),
     }
+    if conv_width(config):
+        arguments["mamba_ssm_cache_dtype"] = "float32"  # of the states of linear layers
     if options.max_sequences > _FEWEST_BATCHED_TOKENS:
         arguments["max_num_batched_tokens"] = options.max_sequences
     if current_platform.is_cpu():
         _check_head_size(model_name, config)
+        if conv_width(config) and options.dtype != "bfloat16":
+            raise ConfigError(
+                f"vllm cannot run {model_name} in {options.dtype}: on a CPU it computes gated "
+                "delta nets in bfloat16 only; set model.autocast=true or use engine.kind=local"
+            )
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
         arguments["enforce_eager"] = True
     else:

@@ -6,8 +6,10 @@ Their gradients, and what the sampler does with them, are tested where those of 
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from graphpo_agent.engines.local.checkpoint import write_model
 from graphpo_agent.engines.local.delta_rule import gated_delta_rule
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.linear_attention import state_bytes
@@ -138,7 +140,9 @@ def test_a_state_takes_as_much_memory_as_is_told(make_model, tokenizer):
     assert state_bytes(make_model("qwen2").config, 4) == 0
 
 
-def test_of_a_model_of_texts_and_images_the_language_model_is_loaded(make_model, tmp_path):
+def test_of_a_model_of_texts_and_images_the_language_model_is_loaded_and_saved(
+    make_model, tokenizer, tmp_path
+):
     text = make_model("qwen3_5").config
     sizes = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2}
     vision = sizes | {"out_hidden_size": text.hidden_size}
@@ -159,3 +163,9 @@ def test_of_a_model_of_texts_and_images_the_language_model_is_loaded(make_model,
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, both(ids).logits)
     check_flat_layout(model, ComputeOptions())
+    write_model(tmp_path / "saved", model, tokenizer)
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved.keys() <= dict(model.named_parameters(remove_duplicate=False)).keys()
+    with torch.no_grad():
+        again = load_model(str(tmp_path / "saved"))
+        assert torch.equal(model(ids).logits, again(ids).logits)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
+from transformers.core_model_loading import PrefixChange
 
 from graphpo_agent.atomic import replace_directory
 from graphpo_agent.engines.local.adapter_files import read_adapters, under_adapters
@@ -130,10 +131,28 @@ def _read_state(
 
 
 def _save_model(directory: Path, model: PreTrainedModel, tokenizer: HfTokenizer) -> None:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _named_as_layers(model):
         # Of a model that is made of adapters: peft looks there for the size of a vocabulary.
         warnings.filterwarnings("ignore", message="Could not find a config file")
         save_pretrained(directory, model, tokenizer.hf)
+
+
+@contextmanager
+def _named_as_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Weights are saved without the prefix that they had in a larger model, of images as well.
+
+    It is no part of the model that config.json names, and vLLM does not look for it there.
+    """
+    stored: Any = model
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is not None:
+        kept = [each for each in conversions if not isinstance(each, PrefixChange)]
+        stored._weight_conversions = kept
+    try:
+        yield
+    finally:
+        if conversions is not None:
+            stored._weight_conversions = conversions
 
 
 @contextmanager
