@@ -16,6 +16,7 @@ from graphpo_agent.engines.local.model import (
     dropouts,
     full_attention_limit,
     model_config,
+    stored_config,
 )
 from graphpo_agent.engines.verl.launch import (
     check_answers,
@@ -141,8 +142,17 @@ def _check_context(config: RunConfig) -> None:
 
 
 def _check_attention(config: RunConfig) -> None:
-    """Raise ConfigError where contexts may be longer than our engine's attention reaches."""
-    engine, limit = verl_engine(config), full_attention_limit(model_config(config.model.path))
+    """Raise ConfigError where our engine's attention cannot do what verl asks of it.
+
+    Where contexts may be longer than it reaches, or where verl loads a model's part for images.
+    """
+    engine, model = verl_engine(config), model_config(config.model.path)
+    if engine.share_prefixes and type(model) is not type(stored_config(config.model.path)):
+        raise ConfigError(
+            f"model {config.model.path} takes images as well: verl computes that part too, and "
+            "rows cannot share what they begin with; set engine.share_prefixes=false"
+        )
+    limit = full_attention_limit(model)
     if engine.share_prefixes and limit is not None and limit < engine.max_context_tokens:
         raise ConfigError(
             f"model {config.model.path} attends to {limit} tokens at most, fewer than "

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from graphpo_agent.engines.local.linear_attention import conv_width
-from graphpo_agent.engines.local.model import head_dim, longest_context, model_config
-from graphpo_agent.engines.tokenizer import check_model_directory
+from graphpo_agent.engines.local.model import (
+    head_dim,
+    longest_context,
+    model_config,
+    stored_config,
+)
 from graphpo_agent.errors import ConfigError, GraphPOError
 
 if TYPE_CHECKING:
@@ -95,9 +99,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
 
     from graphpo_agent.engines.vllm_drawing import SeededDraw
 
-    local = check_model_directory(model_name, "config.json")
-    config = model_config(model_name)
-    whole = AutoConfig.from_pretrained(model_name, local_files_only=local)
+    config, whole = model_config(model_name), stored_config(model_name)
     for name in whole.architectures or ():
         if name in ModelRegistry.models:
             # A class that is loaded already is not looked at in a process of its own first.

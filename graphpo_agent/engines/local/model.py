@@ -39,6 +39,7 @@ __all__ = [
     "model_config",
     "model_without_weights",
     "output_head",
+    "stored_config",
     "told_reach",
     "usable_device",
 ]
@@ -141,15 +142,21 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
         ModelError: nothing there, or no causal language model.
     """
     with _reading(name) as config, torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return AutoModelForCausalLM.from_config(_of_text(config), dtype=dtype)
 
 
 def model_config(name: str) -> PretrainedConfig:
-    """A model's configuration.
+    """The configuration of a model, of its language model where it takes images as well.
 
     Raises:
         ModelError: there is none.
     """
+    with _reading(name) as config:
+        return _of_text(config)
+
+
+def stored_config(name: str) -> PretrainedConfig:
+    """A model's configuration as it is stored; see ``model_config``."""
     with _reading(name) as config:
         return config
 
@@ -160,14 +167,14 @@ def _reading(name: str) -> Iterator[PretrainedConfig]:
     whole, _ = under_adapters(name)
     local = check_model_directory(whole, "config.json")
     try:
-        yield _of_text(AutoConfig.from_pretrained(whole, local_files_only=local))
+        yield AutoConfig.from_pretrained(whole, local_files_only=local)
     except Exception as error:
         reason = _reason(whole, error, "config.json")
         raise ModelError(f"model {whole} cannot be read: {reason}") from error
 
 
 def _of_text(config: PretrainedConfig) -> PretrainedConfig:
-    """What a model of texts and images is loaded with where its language model alone is loaded."""
+    """That of the language model, where a model of texts and images is loaded as that alone."""
     text = config.get_text_config()
     kinds = (MODEL_FOR_CAUSAL_LM_MAPPING.get(type(own), None) for own in (config, text))
     if len(set(kinds)) > 1:

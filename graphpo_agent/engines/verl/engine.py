@@ -25,7 +25,9 @@ from verl.workers.engine.utils import postprocess_batch_func
 
 from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.flat_attention import flat_layout
+from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.forward import KERNELS, check_scores
+from graphpo_agent.engines.local.linear_attention import over_recurrence
 from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.verl.shared_rows import divided, flat_row, micro_batches
@@ -71,7 +73,7 @@ class SharedPrefixEngine(_Base):
                 if forward_only
                 else self._gradient_sync_context(is_last_micro_batch=is_last)
             )
-            with context, sdpa_kernel(KERNELS):
+            with context, sdpa_kernel(KERNELS), over_recurrence(self.module):
                 loss, output = self.forward_step(batch, loss_function, forward_only)
                 if not forward_only:
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -143,6 +145,7 @@ class SharedPrefixEngine(_Base):
             "attention_mask": None,
             "logits_to_keep": to_device(packed.predictors, device),
             "flat_layout": flat_layout(packed, dim, self._autocast_dtype, device),
+            "recurrence": recurrence_of(self.module, packed, device),
         }
         return inputs, packed
 
@@ -158,7 +161,8 @@ class SharedPrefixEngine(_Base):
             logits = self.module(input_ids=rows, use_cache=False).logits
             self.module.set_attn_implementation(_FLAT)
             inputs, packed = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
-            of_targets = self.module(**inputs, use_cache=False).logits[0]
+            with over_recurrence(self.module):
+                of_targets = self.module(**inputs, use_cache=False).logits[0]
         targets, target_of = (
             to_device(array, rows.device) for array in (packed.target_ids, packed.target_of)
         )

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen3_5Config
 
 from graphpo_agent.engines.verl.launch import _reason, check_answers, environment
 from graphpo_agent.errors import ConfigError, RunError
@@ -101,3 +101,11 @@ def test_contexts_reach_as_far_as_vllm_and_our_attention_do(tmp_path: Path) -> N
     _check_attention(config(model, "engine.max_context_tokens=49", "engine.share_prefixes=false"))
     with pytest.raises(ConfigError, match="attends to 48 tokens at most"):
         _check_attention(config(model, "engine.max_context_tokens=49"))
+
+
+def test_rows_of_a_model_that_takes_images_share_nothing(tmp_path: Path) -> None:
+    Qwen3_5Config().save_pretrained(tmp_path)
+    model = f"model.path={tmp_path}"
+    _check_attention(config(model, "engine.share_prefixes=false"))
+    with pytest.raises(ConfigError, match=r"images as well.*engine\.share_prefixes=false"):
+        _check_attention(config(model))
