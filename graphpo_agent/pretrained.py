@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ __all__ = [
     "control_tokens",
     "load_pretrained",
     "most_tokens",
+    "quiet_transformers",
     "render_chat",
     "save_pretrained",
     "why_not_loaded",
@@ -49,6 +52,21 @@ def why_not_loaded(name: str, error: Exception) -> str:
     return reason if Path(name).is_dir() else f"{reason}; no such directory is here"
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Inside the ``with`` block transformers says nothing of the models that it makes.
+
+    Which weights a model lacks is ours to tell, and kernels for which it asks are not all used.
+    """
+    transformers_logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
 def load_pretrained(
     kind: str,
     name: str,
@@ -78,14 +96,12 @@ def load_pretrained(
         raise ModelError(f"{kind} {name}: dtype {dtype!r} is unknown; use {', '.join(_DTYPES)}")
     check_place(kind, name)
     local = Path(name).is_dir()
-    transformers_logging.disable_progress_bar()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its report on weights: what counts is told below
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
-        model, info = auto_class.from_pretrained(
-            name, dtype=_DTYPES[dtype], local_files_only=local, output_loading_info=True
-        )
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+            model, info = auto_class.from_pretrained(
+                name, dtype=_DTYPES[dtype], local_files_only=local, output_loading_info=True
+            )
         model = model.to(torch.device(device)).eval()
         model.config.return_dict = True  # what passes give is read by name
     except Exception as error:  # of no narrower kind, where a file is damaged
@@ -94,8 +110,6 @@ def load_pretrained(
             f"{kind} {name!r} cannot be loaded: {reason}; give a directory with config.json, "
             "weights and tokenizer, or the name of a model on the hub, and a device of this machine"
         ) from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(optional))
     if missing:
         raise ModelError(

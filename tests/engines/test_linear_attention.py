@@ -4,11 +4,14 @@ Their gradients, and what the sampler does with them, are tested where those of 
 ``test_gradient.py``, ``test_sampler.py``, ``test_contexts.py``.
 """
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from graphpo_agent.cli import main
 from graphpo_agent.engines.local.checkpoint import write_model
 from graphpo_agent.engines.local.delta_rule import gated_delta_rule
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
@@ -24,6 +27,7 @@ from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.probe import state_shape
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.state_pool import StatePool
+from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.rollout.scheduler import complete
 from tests.engines.delta_nets import slow_delta_rule
 from tests.engines.graphs import edge_logprobs, random_sample
@@ -35,6 +39,8 @@ from tests.engines.sampling import (
     requests_for,
 )
 from tests.engines.tiny import DELTA_NETS, tiny_model
+from tests.runs import rows, weights
+from tests.worlds import run_arguments
 
 
 def random_rule(length: int) -> list[torch.Tensor]:
@@ -169,3 +175,19 @@ def test_of_a_model_of_texts_and_images_the_language_model_is_loaded_and_saved(
     with torch.no_grad():
         again = load_model(str(tmp_path / "saved"))
         assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+def test_a_search_agent_trains_and_its_run_is_continued(kb, tmp_path):
+    """One run of four steps, and one of two that are four when it goes on."""
+    policy = tmp_path / "policy"
+    shutil.copytree(kb / "policy", policy)
+    vocabulary = HfTokenizer.load(str(policy)).vocab_size
+    tiny_model("qwen3_5", vocabulary, limit=512, spread=0.02).float().save_pretrained(policy)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = (f"model.path={policy}", "train.checkpoint_every=2")
+    assert main(["train", *run_arguments(kb, whole, *changes)]) == 0
+    assert main(["train", *run_arguments(kb, parts, *changes, "train.steps=2")]) == 0
+    assert main(["train", "--resume", str(parts), "train.steps=4"]) == 0
+    assert weights(whole) == weights(parts)
+    found = [row["update/mismatch"] for row in rows(whole) if "update/mismatch" in row]
+    assert found and max(found) < 1e-4

@@ -17,13 +17,12 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ConfigError, ModelError, first_line, first_sentence
-from graphpo_agent.pretrained import why_not_loaded
+from graphpo_agent.pretrained import quiet_transformers, why_not_loaded
 
 __all__ = [
     "check_context",
@@ -76,11 +75,11 @@ def load_model(
     where = usable_device(device)
     whole, adapters = under_adapters(name)
     local = check_model_directory(whole, "config.json")
-    transformers_logging.disable_progress_bar()
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            whole, dtype=dtype, local_files_only=local, output_loading_info=True
-        )
+        with quiet_transformers():
+            loaded = AutoModelForCausalLM.from_pretrained(
+                whole, dtype=dtype, local_files_only=local, output_loading_info=True
+            )
     except Exception as error:  # of no narrower kind, where a value is one no model can have
         reason = _reason(whole, error, "config.json or a weight file")
         raise ModelError(f"model {whole} cannot be loaded: {reason}") from error
@@ -141,7 +140,7 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         ModelError: nothing there, or no causal language model.
     """
-    with _reading(name) as config, torch.device("meta"):
+    with _reading(name) as config, quiet_transformers(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(_of_text(config), dtype=dtype)
 
 
