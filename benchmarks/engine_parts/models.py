@@ -7,11 +7,18 @@ ends. So the end-of-sequence token is made impossible and every length is known.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 from transformers.utils import logging as transformers_logging
 
 from graphpo_agent.data.toy_model import make_toy_tokenizer
@@ -21,7 +28,7 @@ __all__ = ["SIZES", "Size", "make_model", "questions", "save_model"]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A Qwen2 architecture.
+    """A Qwen2 architecture, or with ``delta_nets`` one of Qwen3.5.
 
     Example: ``Size("0.2M", hidden=64, layers=2, heads=2, vocabulary=1000, intermediate=192)``.
     """
@@ -34,6 +41,8 @@ class Size:
     intermediate: int
     key_heads: int = 0
     """0: as many as query heads."""
+    delta_nets: bool = False
+    """Whether three of four layers are linear attention, as wide as the others."""
 
     @property
     def matrices(self) -> int:
@@ -48,12 +57,14 @@ SIZES = {
         Size("0.2M", 64, 2, 2, 1000, 192),
         Size("5M", 256, 4, 4, 8000, 768),
         Size("41M", 1024, 2, 16, 3072, 5408, key_heads=2),
+        Size("0.4M, delta nets", 64, 4, 2, 1000, 192, delta_nets=True),
+        Size("6M, delta nets", 256, 4, 4, 8000, 768, delta_nets=True),
     )
 }
 """By name, which is about the number of parameters, the tied embeddings included.
 
-The output head takes 38 % of a token's products with weights in the first two, and 8 % in the last,
-two layers in the proportions of Qwen2.5-7B.
+The output head takes 38 % of a token's products with weights in the first two, and 8 % in the
+third, two layers in the proportions of Qwen2.5-7B.
 """
 
 
@@ -68,7 +79,18 @@ def make_model(
         context: the longest prompt and response together.
         device: where it is made.
     """
-    config = Qwen2Config(
+    config_class, model_class = Qwen2Config, Qwen2ForCausalLM
+    layers: dict[str, Any] = {}
+    if size.delta_nets:
+        config_class, model_class = Qwen3_5TextConfig, Qwen3_5ForCausalLM
+        layers = {
+            "head_dim": size.hidden // size.heads,
+            "linear_num_key_heads": size.heads,
+            "linear_num_value_heads": size.heads,
+            "linear_key_head_dim": size.hidden // size.heads,
+            "linear_value_head_dim": size.hidden // size.heads,
+        }
+    config = config_class(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         intermediate_size=size.intermediate,
@@ -81,10 +103,11 @@ def make_model(
         eos_token_id=None,
         bos_token_id=None,
         dtype="float32",
+        **layers,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device(device):
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(config)
+        model = model_class(config)
         _rule_out(model, never)
     return model.eval()
 

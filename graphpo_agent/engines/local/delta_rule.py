@@ -36,12 +36,24 @@ def gated_delta_rule(
     Returns:
         [B, H, L, V] and [B, H, K, V].
     """
+    if query.shape[2] == 1:
+        return _token(query, key, value, log_decay[..., None], beta[..., None], state)
     outputs: list[Tensor] = []
     chunks = (x.split(_CHUNK, dim=2) for x in (query, key, value, log_decay, beta))
     for q, k, v, g, b in zip(*chunks, strict=True):
         out, state = _chunk(q, k, v, g, b[..., None], state)
         outputs.append(out)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
+
+
+def _token(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As ``gated_delta_rule``, for one token; ``log_decay`` and ``beta`` are [B, H, 1, 1]."""
+    state = log_decay.exp() * state
+    new = beta * (value - key @ state)
+    state = torch.addcmul(state, key.mT, new)
+    return query @ state, state
 
 
 def _chunk(
@@ -55,9 +67,8 @@ def _chunk(
     from_start = since_start.exp()[..., None]
     # What the state holds for a key is subtracted before what the tokens of the chunk add to it.
     new = beta * (value - from_start * (key @ state))
-    if query.shape[2] > 1:
-        system = beta * decay * (key @ key.mT)  # its diagonal is not read: it counts as ones
-        new = torch.linalg.solve_triangular(system, new, upper=False, unitriangular=True)
+    system = beta * decay * (key @ key.mT)  # its diagonal is not read: it counts as ones
+    new = torch.linalg.solve_triangular(system, new, upper=False, unitriangular=True)
     out = from_start * (query @ state) + (decay * (query @ key.mT)) @ new
     to_end = (since_start[..., -1:] - since_start).exp()[..., None]
     state = from_start[..., -1:, :] * state + (to_end * key).mT @ new

@@ -1,0 +1,186 @@
+"""Linear attention layers: the update over graphs and over paths, and sampling."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from graphpo_agent.engines.local.forward import flat_passes, score_tokens
+from graphpo_agent.engines.local.loss import Objective, clipped_objective
+from graphpo_agent.engines.local.packing import PackedBatch
+
+from . import sampling
+from .machine import alternate, machine, table, write_result
+from .models import SIZES, make_model
+from .rows import Row, TokenData, path_rows, train_on_rows
+from .update import COMPUTE, PROMPT, SCHEDULES, gradient, packed_pass, random_graphs, token_data
+
+__all__ = ["run"]
+
+MODELS = ("0.4M, delta nets", "6M, delta nets")
+SEGMENTS = (8, 32, 128)
+ROW_TOKENS = 8192
+"""Of a packed row and of a micro-batch of paths."""
+MOST_TOKENS = {MODELS[0]: 80_000, MODELS[1]: 16_000}
+"""A case of more tokens over its paths is left out."""
+
+
+def compare(name: str, schedule: str, segment: int) -> dict[str, Any] | None:
+    """Seconds of one graph in every layout; None: it takes too long."""
+    size = SIZES[name]
+    model = make_model(size)
+    samples = random_graphs(SCHEDULES[schedule], segment, PROMPT, 1, size.vocabulary)
+    data, rows = token_data(samples), path_rows(samples)
+    path_tokens = sum(len(row.source) - 1 for row in rows)
+    if path_tokens > MOST_TOKENS[name]:
+        return None
+    calls: dict[str, Callable[[], Any]] = {
+        "packed": partial(packed_pass, model, samples, data, ROW_TOKENS),
+        "paths": partial(_paths_pass, model, rows, data),
+        "transformers": partial(train_on_rows, model, rows, data, ROW_TOKENS),
+    }
+    gradients = {name: gradient(model, call) for name, call in calls.items()}
+    times = alternate(calls, repeats=3)
+    ratio = path_tokens / (len(samples[0].token_ids) - _leaves(SCHEDULES[schedule]))
+    return {
+        "model": name,
+        "schedule": schedule,
+        "segment": segment,
+        "seconds": times,
+        "packed": times["packed"],
+        "tokens": ratio,
+        "paths": times["paths"] / times["packed"],
+        "reached": times["paths"] / times["packed"] / ratio,
+        "transformers": times["transformers"] / times["packed"],
+        "gradient error": max(
+            float((g - gradients["packed"]).norm() / gradients["packed"].norm())
+            for g in gradients.values()
+        ),
+    }
+
+
+def _leaves(schedule: Sequence[int]) -> int:
+    """Their last tokens predict nothing and are not computed."""
+    return int(np.prod(schedule))
+
+
+def _paths_pass(model: PreTrainedModel, rows: Sequence[Row], data: TokenData) -> None:
+    """Add the gradient over whole paths by the packed layout's code, nothing shared."""
+    waiting = list(rows)
+    while waiting:
+        count = max(1, ROW_TOKENS // max(len(row.source) for row in waiting))
+        batch, waiting = _unshared(waiting[:count], data), waiting[count:]
+        with flat_passes(model, COMPUTE):
+            scores = score_tokens(model, batch, 1.0, COMPUTE)
+            old, advantages, weights = (
+                torch.from_numpy(values[batch.source]).to(torch.float32)
+                for values in (data.old_logprobs, data.advantages, data.weights)
+            )
+            tokens = clipped_objective(
+                scores.logprobs, old, advantages[None], scores.entropies, None, Objective()
+            )
+            (weights * tokens.loss).sum().backward()
+
+
+def _unshared(rows: Sequence[Row], data: TokenData) -> PackedBatch:
+    """Rows one after another as a flat row of chains."""
+    lengths = np.array([len(row.source) - 1 for row in rows])
+    ends = np.cumsum(lengths)
+    starts = np.repeat(ends - lengths, lengths)
+    places = np.arange(ends[-1])
+    trained = [np.flatnonzero(row.trained) for row in rows]
+    source = np.concatenate([row.source[own] for row, own in zip(rows, trained, strict=True)])
+    predictors = np.concatenate(
+        [start + own - 1 for start, own in zip(ends - lengths, trained, strict=True)]
+    )
+    return PackedBatch(
+        token_ids=data.token_ids[np.concatenate([row.source[:-1] for row in rows])],
+        position_ids=places - starts,
+        previous=np.where(places == starts, -1, places - 1),
+        exits=np.repeat(ends, lengths),
+        target_ids=data.token_ids[source],
+        predictors=predictors,
+        target_of=np.arange(len(source)),
+        source=source,
+    )
+
+
+def run(quick: bool, out: Path, command: str) -> None:
+    """Measure and write ``engine-delta-nets``."""
+    result: dict[str, Any] = {
+        "command": command,
+        "machine": machine(),
+        "update": [],
+        "sampling": [],
+    }
+    for name in MODELS[:1] if quick else MODELS:
+        for schedule in SCHEDULES:
+            for segment in SEGMENTS[:1] if quick else SEGMENTS:
+                row = compare(name, schedule, segment)
+                if row is not None:
+                    print(f"{name} {schedule} {segment}: {row['paths']:.2f} x", flush=True)
+                    result["update"].append(row)
+    cases = [
+        sampling.Case(MODELS[0], (2, 5, 4, 2, 2), 16, 8, merges=False),
+        sampling.Case(MODELS[0], (6, 2, 1, 1), 24, 16, merges=False),
+        sampling.Case(MODELS[1], (6, 2, 1, 1), 24, 8, merges=False),
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        for case in cases[:1] if quick else cases:
+            row = sampling.measure(case, 1 if quick else 3, Path(directory))
+            print(f"{row['model']} {row['schedule']}: {row['of flat']:.0%} of flat", flush=True)
+            result["sampling"].append(row)
+    write_result("delta-nets", result, _page(result), out)
+
+
+def _page(result: dict[str, Any]) -> list[str]:
+    update = {
+        "model": "model",
+        "schedule": "schedule",
+        "segment": "segment",
+        "packed": "packed (s)",
+        "tokens": "paths: tokens ×",
+        "paths": "seconds ×",
+        "reached": "of the tokens' ratio",
+        "transformers": "transformers' layers: seconds ×",
+        "gradient error": "gradients differ by",
+    }
+    drawing = {
+        "model": "model",
+        "schedule": "schedule",
+        "segment": "segment",
+        "prompts": "prompts",
+        "generated": "tokens",
+        "graph": "graph",
+        "flat": "flat",
+        "of flat": "graph / flat",
+        "transformers, flat": "transformers, flat",
+        "transformers, graph": "transformers, graph",
+        "prefilled": "prefilled",
+        "unique": "unique",
+    }
+    return [
+        "# Linear attention layers: every shared token once",
+        "Random models of Qwen3.5's layers, three gated delta nets for each layer of attention. "
+        "**Update**: forward and backward pass of one random graph behind a prompt of "
+        f"{PROMPT} tokens, CPU seconds of one thread, medians of three runs in turn. *Packed*: "
+        "every token once, states carried from run to run. *Paths*: every root-to-leaf path by the "
+        "same code, nothing shared, each edge's loss once. *Transformers' layers*: these paths as "
+        "padded rows of the stock model, whose layers compute in torch on a CPU (its fast kernels "
+        f"are a GPU's). Micro-batches of {ROW_TOKENS:,} tokens. × is over packed.",
+        "",
+        *table(result["update"], update),
+        "",
+        "**Sampling**: generated tokens per second of wall time, medians of runs in turn; every "
+        "length is known. *Graph*: segment mode through the project's grower and policy, nothing "
+        "merged. *Flat*: the same policy, as many tokens in one batch of as many rows as the "
+        "graphs have on average. *Transformers*: `generate`, left-padded, for the flat batch and "
+        "for the tree layer by layer with whole prefixes.",
+        "",
+        *table(result["sampling"], drawing),
+    ]
