@@ -100,7 +100,9 @@ def convolved(inputs: Tensor, taps: Tensor, weight: Tensor) -> Tensor:
         taps: [N, W - 1] places among ``inputs`` of what comes before each token, nearest first.
         weight: [C, W], the token's own last.
     """
-    count, width = taps.shape
-    before = inputs.index_select(0, taps.flatten()).unflatten(0, (count, width))
-    span = torch.cat([inputs[:count, None], before], dim=1)  # added up before it is rounded
-    return torch.einsum("nwc,cw->nc", span, weight.to(inputs.dtype).flip(1))
+    precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))  # rounded once
+    *earlier, own = weight.to(precise.dtype).unbind(1)
+    out = precise[: len(taps)] * own
+    for places, factor in zip(taps.unbind(1), reversed(earlier), strict=True):
+        out = torch.addcmul(out, precise.index_select(0, places), factor)
+    return out.to(inputs.dtype)
