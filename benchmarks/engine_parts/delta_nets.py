@@ -20,7 +20,7 @@ from .models import SIZES, make_model
 from .rows import Row, TokenData, path_rows, train_on_rows
 from .update import COMPUTE, PROMPT, SCHEDULES, gradient, packed_pass, random_graphs, token_data
 
-__all__ = ["run"]
+__all__ = ["paths_pass", "run"]
 
 MODELS = ("0.4M, delta nets", "6M, delta nets")
 SEGMENTS = (8, 32, 128)
@@ -41,7 +41,7 @@ def compare(name: str, schedule: str, segment: int) -> dict[str, Any] | None:
         return None
     calls: dict[str, Callable[[], Any]] = {
         "packed": partial(packed_pass, model, samples, data, ROW_TOKENS),
-        "paths": partial(_paths_pass, model, rows, data),
+        "paths": partial(paths_pass, model, rows, data),
         "transformers": partial(train_on_rows, model, rows, data, ROW_TOKENS),
     }
     gradients = {name: gradient(model, call) for name, call in calls.items()}
@@ -69,7 +69,7 @@ def _leaves(schedule: Sequence[int]) -> int:
     return int(np.prod(schedule))
 
 
-def _paths_pass(model: PreTrainedModel, rows: Sequence[Row], data: TokenData) -> None:
+def paths_pass(model: PreTrainedModel, rows: Sequence[Row], data: TokenData) -> None:
     """Add the gradient over whole paths by the packed layout's code, nothing shared."""
     waiting = list(rows)
     while waiting:
