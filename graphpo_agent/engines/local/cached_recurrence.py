@@ -4,13 +4,12 @@ The pass falls into chains: the new token of every running row, and the next tok
 chain begins with a state in the pool; it is cut where a node ends, whose state stays in the pool
 for what may follow it.
 
-Shapes: N tokens of the pass, R of them of rows, M chains, E cuts, C channels and W tokens of a
-convolution, H heads, K key dimension, V value dimension.
+Shapes: N tokens of the pass, R of them of rows, E ends (of rows and stretches), C channels and W
+tokens of a convolution, H heads, V value dimension.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.cached_pass import Piece
-from graphpo_agent.engines.local.recurrence import RunGroup, convolved, run_groups
+from graphpo_agent.engines.local.recurrence import convolved, row_order, run_groups
 from graphpo_agent.engines.local.state_pool import StatePool
 from graphpo_agent.graph.arrays import IntArray
 
@@ -59,14 +58,17 @@ class RowStates:
         return int(self._write[place])
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Tokens ``start`` up to ``end`` of a pass, behind a state in the pool; one more is kept."""
+class _Stretch(NamedTuple):
+    """Tokens ``start`` up to ``end`` of a pass between two states in the pool.
+
+    ``level``: how many stretches of its chain come before it.
+    """
 
     start: int
     end: int
     reads: int
     writes: int
+    level: int
 
 
 class CachedRecurrence:
@@ -90,13 +92,29 @@ class CachedRecurrence:
         self._pool = pool
         device, count = pool.device, len(reads)
         chains = _chains(pieces, count)
+        own, zero = np.arange(count), np.zeros(count, np.int64)
+        rows = np.stack([own, own + 1, reads, writes, zero], axis=1)
         stretches = [one for chain in chains for one in chain]
-        self._groups = [*_rows(reads, writes, device), *_groups(chains, device)]
-        begins = np.concatenate([reads, np.array([chain[0].reads for chain in chains], np.int64)])
-        ends = np.concatenate([writes, np.array([one.writes for one in stretches], np.int64)])
+        together = np.concatenate([rows, np.array(stretches, np.int64).reshape(-1, 5)])
+        starts, ends, all_reads, all_writes, level = together.T
+        lengths = ends - starts
+        groups = [
+            group
+            for number in range(level.max() + 1)
+            for group in run_groups(starts, lengths, np.flatnonzero(level == number), device)
+        ]
+        self._groups = [
+            (group, *(to_device(x[group.members], device) for x in (all_reads, all_writes)))
+            for group in groups
+        ]
+        self._order = to_device(row_order(groups, starts, lengths), device)
+        begins = [*reads, *(chain[0].reads for chain in chains)]
+        self._begins = to_device(np.array(begins, np.int64), device)
         taps, kept = _past(count, chains, pool.width)
-        self._begins, self._ends = to_device(begins, device), to_device(ends, device)
-        self._taps, self._kept = to_device(taps, device), to_device(kept, device)
+        # A slot inside a node that goes on is written twice: the last one counts.
+        slots, last = np.unique(all_writes[::-1], return_index=True)
+        self._ends, self._kept = to_device(slots, device), to_device(kept[::-1][last], device)
+        self._taps = to_device(taps, device)
         self._layer = 0
 
     def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
@@ -113,13 +131,13 @@ class CachedRecurrence:
         """[N, H, V]; see ``linear_attention.Recurrence``."""
         memories = self._pool.memories(self._layer)
         self._layer += 1
-        read = torch.empty_like(value)
+        outputs: list[Tensor] = []
         for group, reads, writes in self._groups:
             before = memories.index_select(0, reads)
             out, after = group.recall(query, key, value, log_decay, beta, before)
             memories.index_copy_(0, writes, after)
-            read[group.tokens[group.own]] = out[group.own.flatten()]
-        return read
+            outputs.append(out)
+        return torch.cat(outputs).index_select(0, self._order)
 
 
 def _chains(pieces: Sequence[Piece], first: int) -> list[list[_Stretch]]:
@@ -134,34 +152,11 @@ def _chains(pieces: Sequence[Piece], first: int) -> list[list[_Stretch]]:
         for piece, shift in sorted(own, key=lambda one: one[0].start):
             run, start = piece.run, piece.start
             for end in [*(end for end in run.ends if start < end < piece.end), piece.end]:
-                reads = run.memory_at(start)
-                chain.append(_Stretch(start + shift, end + shift, reads, run.memory_at(end)))
+                slots = run.memory_at(start), run.memory_at(end)
+                chain.append(_Stretch(start + shift, end + shift, *slots, len(chain)))
                 start = end
         chains.append(chain)
     return chains
-
-
-_Group = tuple[RunGroup, Tensor, Tensor]
-"""Stretches that are computed together, and [E] slots that they read and [E] that they write."""
-
-
-def _rows(reads: IntArray, writes: IntArray, device: torch.device) -> Iterator[_Group]:
-    """Of one token each, the first of a pass."""
-    ones, own = np.ones_like(reads), np.arange(len(reads))
-    for group in run_groups(own, ones, own, device):
-        yield group, to_device(reads, device), to_device(writes, device)
-
-
-def _groups(chains: Sequence[Sequence[_Stretch]], device: torch.device) -> Iterator[_Group]:
-    """Those of all chains, each behind the one that it reads from."""
-    for level in zip_longest(*chains):
-        stretches = [one for one in level if one is not None]
-        starts, ends, reads, writes = np.array(
-            [(one.start, one.end, one.reads, one.writes) for one in stretches], np.int64
-        ).T
-        for group in run_groups(starts, ends - starts, np.arange(len(starts)), device):
-            own = group.members
-            yield group, to_device(reads[own], device), to_device(writes[own], device)
 
 
 def _past(

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from graphpo_agent.engines.local.arrays import levels, to_device
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.packing import PackedBatch
-from graphpo_agent.engines.local.recurrence import RunGroup, convolved, run_groups
+from graphpo_agent.engines.local.recurrence import RunGroup, convolved, row_order, run_groups
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["FlatRecurrence", "flat_recurrence", "recurrence_of"]
+__all__ = ["FlatRecurrence", "recurrence_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,9 @@ def recurrence_of(
     model: PreTrainedModel, batch: PackedBatch, device: torch.device
 ) -> FlatRecurrence | None:
     """Of a row, for the linear layers of a model; None where it has none."""
-    width = conv_width(model.config.get_text_config())
-    return flat_recurrence(batch, width, device) if width else None
-
-
-def flat_recurrence(batch: PackedBatch, width: int, device: torch.device) -> FlatRecurrence:
-    """Of a row, for convolutions that span ``width`` tokens."""
+    width = conv_width(model.config)
+    if not width:
+        return None
     previous, num_tokens = batch.previous, len(batch.previous)
     followers = np.bincount(previous[previous >= 0], minlength=num_tokens)
     goes_on = (previous >= 0) & (previous == np.arange(-1, num_tokens - 1))
@@ -83,21 +80,15 @@ def flat_recurrence(batch: PackedBatch, width: int, device: torch.device) -> Fla
     starts, run_of = np.flatnonzero(~goes_on), np.cumsum(~goes_on) - 1
     lengths = np.diff(starts, append=num_tokens)
     parent = np.where(previous[starts] >= 0, run_of[previous[starts]], -1)
-    begins = np.zeros(len(starts), np.int64)
-    order = np.empty(num_tokens, np.int64)
     made: list[tuple[tuple[RunGroup, Tensor], ...]] = []
-    states = np.zeros(len(starts), np.int64)
-    done = 0
+    states = np.zeros(len(starts), np.int64)  # which of its level's each run leaves behind
     for level in levels(parent):
         begins = np.where(parent >= 0, states[parent], 0)
         groups = list(run_groups(starts, lengths, level, device))
         members = np.concatenate([group.members for group in groups])
         states[members] = np.arange(len(members))
-        for group in groups:
-            places, own = group.tokens.numpy(force=True), group.own.numpy(force=True)
-            order[places[own]] = done + np.flatnonzero(own)
-            done += own.size
         made.append(tuple((group, to_device(begins[group.members], device)) for group in groups))
+    order = row_order([group for level in made for group, _ in level], starts, lengths)
     return FlatRecurrence(
         to_device(_taps(previous, width), device), tuple(made), to_device(order, device)
     )

@@ -26,7 +26,6 @@ from graphpo_agent.engines.local.handed_on import handed_on
 __all__ = [
     "Recurrence",
     "conv_width",
-    "linear_layers",
     "num_linear_layers",
     "over_recurrence",
     "state_bytes",
@@ -67,7 +66,7 @@ class Recurrence(Protocol):
         ...
 
 
-def linear_layers(model: PreTrainedModel) -> list[nn.Module]:
+def _linear_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The model's linear attention layers, in their order; none of a model without."""
     names = ("in_proj_qkv", "in_proj_qkvz")
     return [module for module in model.modules() if any(hasattr(module, name) for name in names)]
@@ -102,7 +101,7 @@ def over_recurrence(model: PreTrainedModel) -> Iterator[None]:
 
     It reaches them as the keyword argument ``recurrence`` of the model's call.
     """
-    layers = linear_layers(model)
+    layers = _linear_layers(model)
     for layer in layers:
         layer.forward = partial(_forward, layer)
     try:

@@ -4,18 +4,18 @@ Shapes: N tokens of a row, C channels and W tokens of a convolution, E runs of a
 the longest, H heads, K key dimension, V value dimension.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from graphpo_agent.engines.local.arrays import to_device
+from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.delta_rule import gated_delta_rule
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["RunGroup", "convolved", "run_groups"]
+__all__ = ["RunGroup", "convolved", "row_order", "run_groups"]
 
 _SHORT = 16
 """Runs of up to so many tokens are computed together however short they are."""
@@ -75,7 +75,7 @@ class RunGroup:
 def run_groups(
     starts: IntArray, lengths: IntArray, members: IntArray, device: torch.device
 ) -> Iterator[RunGroup]:
-    """Groups of some runs.
+    """Groups of some runs; single tokens are apart.
 
     Args:
         starts: [runs] where in the row each begins.
@@ -83,13 +83,33 @@ def run_groups(
         members: which of the runs.
         device: of the groups.
     """
-    label = np.ceil(np.log2(np.maximum(lengths[members], _SHORT)))
+    own = lengths[members]
+    label = np.where(own == 1, 0.0, np.ceil(np.log2(np.maximum(own, _SHORT))))
     for number in np.unique(label):
         group = members[label == number]
         columns = np.arange(lengths[group].max())
         last = lengths[group][:, None] - 1
         tokens = starts[group][:, None] + np.minimum(columns, last)
         yield RunGroup(group, to_device(tokens, device), to_device(columns <= last, device))
+
+
+def row_order(groups: Sequence[RunGroup], starts: IntArray, lengths: IntArray) -> IntArray:
+    """[N] for every token of a row its place among the groups' tokens, flattened.
+
+    Args:
+        groups: of all its runs.
+        starts: [runs] where in the row each begins.
+        lengths: [runs] tokens of each.
+    """
+    order = np.empty(int(lengths.sum()), np.int64)
+    done = 0
+    for group in groups:
+        count, longest = group.tokens.shape
+        own, within = lengths[group.members], ranges(lengths[group.members])
+        first = done + np.arange(count) * longest
+        order[np.repeat(starts[group.members], own) + within] = np.repeat(first, own) + within
+        done += count * longest
+    return order
 
 
 def convolved(inputs: Tensor, taps: Tensor, weight: Tensor) -> Tensor:
