@@ -59,10 +59,10 @@ def test_new_adapters_change_nothing_and_are_all_that_is_trained(make_model, fam
     assert all(".q_proj.lora_" in name for name in trained_names(only))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_5"])
+@pytest.mark.parametrize(("family", "rounding"), [("qwen2", 1e-12), ("qwen3_5", 1e-11)])
 @pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(checkpoint_layers=True)])
 def test_gradient_and_reference_equal_one_row_per_edge(
-    make_model, tokenizer, monkeypatch, compute, family
+    make_model, tokenizer, monkeypatch, compute, family, rounding
 ):
     monkeypatch.setattr(Qwen2RMSNorm, "forward", norm_in_full_precision)
     objective = Objective(kl=0.5)
@@ -91,7 +91,7 @@ def test_gradient_and_reference_equal_one_row_per_edge(
     assert caught.keys() == expected.keys()
     assert max(float(g.abs().max()) for g in expected.values()) > 1e-3
     for name, gradient in expected.items():
-        torch.testing.assert_close(caught[name], gradient, rtol=0, atol=1e-12)
+        torch.testing.assert_close(caught[name], gradient, rtol=0, atol=rounding)
 
 
 def test_the_weights_under_the_adapters_stay(make_model, tokenizer):
