@@ -7,18 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
-from graphpo_agent.engines.local.forward import flat_passes, score_tokens
-from graphpo_agent.engines.local.loss import Objective, clipped_objective
+from graphpo_agent.engines.local.forward import flat_passes
 from graphpo_agent.engines.local.packing import PackedBatch
 
 from . import sampling
 from .machine import alternate, machine, table, write_result
 from .models import SIZES, make_model
 from .rows import Row, TokenData, path_rows, train_on_rows
-from .update import COMPUTE, PROMPT, SCHEDULES, gradient, packed_pass, random_graphs, token_data
+from .update import (
+    COMPUTE,
+    PROMPT,
+    SCHEDULES,
+    gradient,
+    packed_pass,
+    random_graphs,
+    token_data,
+    train_on_batch,
+)
 
 __all__ = ["paths_pass", "run"]
 
@@ -72,19 +79,11 @@ def _leaves(schedule: Sequence[int]) -> int:
 def paths_pass(model: PreTrainedModel, rows: Sequence[Row], data: TokenData) -> None:
     """Add the gradient over whole paths by the packed layout's code, nothing shared."""
     waiting = list(rows)
-    while waiting:
-        count = max(1, ROW_TOKENS // max(len(row.source) for row in waiting))
-        batch, waiting = _unshared(waiting[:count], data), waiting[count:]
-        with flat_passes(model, COMPUTE):
-            scores = score_tokens(model, batch, 1.0, COMPUTE)
-            old, advantages, weights = (
-                torch.from_numpy(values[batch.source]).to(torch.float32)
-                for values in (data.old_logprobs, data.advantages, data.weights)
-            )
-            tokens = clipped_objective(
-                scores.logprobs, old, advantages[None], scores.entropies, None, Objective()
-            )
-            (weights * tokens.loss).sum().backward()
+    with flat_passes(model, COMPUTE):
+        while waiting:
+            count = max(1, ROW_TOKENS // max(len(row.source) for row in waiting))
+            train_on_batch(model, _unshared(waiting[:count], data), data)
+            waiting = waiting[count:]
 
 
 def _unshared(rows: Sequence[Row], data: TokenData) -> PackedBatch:

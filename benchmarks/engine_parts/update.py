@@ -16,7 +16,7 @@ from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.loss import Objective, clipped_objective
 from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.options import ComputeOptions
-from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.token_weights import token_weights
 from graphpo_agent.graph.samples import TrainingSample
 
@@ -24,7 +24,16 @@ from .machine import alternate, machine, table, write_result
 from .models import SIZES, Size, make_model
 from .rows import TokenData, edge_rows, path_rows, train_on_rows
 
-__all__ = ["Case", "compare", "packed_pass", "random_graphs", "run", "token_data", "works"]
+__all__ = [
+    "Case",
+    "compare",
+    "packed_pass",
+    "random_graphs",
+    "run",
+    "token_data",
+    "train_on_batch",
+    "works",
+]
 
 SCHEDULES = {
     "{2,5,4,2,2}": (2, 5, 4, 2, 2),
@@ -111,15 +120,22 @@ def packed_pass(
     """Add the gradient over packed graphs."""
     with flat_passes(model, compute):
         for batch in pack(samples, max_tokens):
-            scores = score_tokens(model, batch, 1.0, compute)
-            old, advantages, weights = (
-                torch.from_numpy(values[batch.source]).to(model.device, torch.float32)
-                for values in (data.old_logprobs, data.advantages, data.weights)
-            )
-            tokens = clipped_objective(
-                scores.logprobs, old, advantages[None], scores.entropies, None, Objective()
-            )
-            (weights * tokens.loss).sum().backward()
+            train_on_batch(model, batch, data, compute)
+
+
+def train_on_batch(
+    model: PreTrainedModel, batch: PackedBatch, data: TokenData, compute: ComputeOptions = COMPUTE
+) -> None:
+    """Add the gradient over one flat row; call inside ``flat_passes(model, compute)``."""
+    scores = score_tokens(model, batch, 1.0, compute)
+    old, advantages, weights = (
+        torch.from_numpy(values[batch.source]).to(model.device, torch.float32)
+        for values in (data.old_logprobs, data.advantages, data.weights)
+    )
+    tokens = clipped_objective(
+        scores.logprobs, old, advantages[None], scores.entropies, None, Objective()
+    )
+    (weights * tokens.loss).sum().backward()
 
 
 def _build_indices(

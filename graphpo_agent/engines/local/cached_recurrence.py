@@ -37,13 +37,14 @@ class RowStates:
         self._pool = pool
         self._read = self._write = np.zeros(0, np.int64)
 
-    def add(self, place: int, state: int) -> None:
-        """A continuation at a place starts from a node's state."""
-        if place >= len(self._read):
-            more = np.zeros(max(16, place + 1 - len(self._read), len(self._read)), np.int64)
+    def add(self, places: IntArray, states: Sequence[int]) -> None:
+        """Continuations at some places start from their nodes' states."""
+        missing = int(places.max()) + 1 - len(self._read)
+        if missing > 0:
+            more = np.zeros(max(16, missing, len(self._read)), np.int64)
             self._read = np.concatenate([self._read, more])
             self._write = np.concatenate([self._write, more])
-        self._read[place], self._write[place] = state, 0
+        self._read[places], self._write[places] = states, 0
 
     def begin(self, places: IntArray) -> tuple[IntArray, IntArray]:
         """[R] slots that the next pass reads and [R] that it writes."""

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.cache import KVShape
+from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.state_pool import StateShape
 from graphpo_agent.errors import ModelError
@@ -29,7 +30,7 @@ def state_shape(model: PreTrainedModel) -> StateShape | None:
     Raises:
         ModelError: the model cannot be computed in the precision of its weights.
     """
-    return _seen(model)[1].shape
+    return _seen(model)[1].shape if conv_width(model.config) else None
 
 
 @torch.inference_mode()

@@ -231,10 +231,8 @@ class LocalPolicy:
         for node in dict.fromkeys(one.node for one in self._starting):
             chain = self._contexts.uncomputed(node)
             if chain:
-                self._runs.append(self._start_run(chain))
-
-    def _start_run(self, chain: tuple[int, ...]) -> Run:
-        return self._contexts.start_run(chain, self._pool.allocate, self._states.allocate)
+                slots, states = self._pool.allocate, self._states.allocate
+                self._runs.append(self._contexts.start_run(chain, slots, states))
 
     # The pass
 
@@ -333,8 +331,7 @@ class LocalPolicy:
         if not ready:
             return np.empty(0, np.int64), self._head.weight[:0]
         places = np.array([self._running.add(one) for one in ready])
-        for place, one in zip(places.tolist(), ready, strict=True):
-            self._row_states.add(place, self._contexts[one.node].memory)
+        self._row_states.add(places, [self._contexts[one.node].memory for one in ready])
         columns = np.array([self._columns_of(one) for one in ready])
         self._rows.add(places, [self._slots(one.node) for one in ready], columns)
         return places, self._contexts.hidden([one.node for one in ready])
