@@ -136,8 +136,7 @@ def _vllm_options(engine: VllmEngineConfig | VerlEngineConfig, model: ModelConfi
         raise ConfigError(
             "engine.kind verl only trains: set engine={kind: local} here, or {kind: vllm}"
         )
-    dtype = "bfloat16" if model.autocast else model.dtype
-    return VllmOptions(dtype=dtype, **engine.model_dump(exclude={"kind"}))
+    return VllmOptions(dtype=model.vllm_dtype, **engine.model_dump(exclude={"kind"}))
 
 
 def check_precision(config: ModelConfig) -> None:

@@ -77,6 +77,11 @@ class ModelConfig(Strict):
             raise ValueError("autocast needs dtype float32")
         return self
 
+    @property
+    def vllm_dtype(self) -> str:
+        """Of the weights that vLLM samples with."""
+        return "bfloat16" if self.autocast else self.dtype
+
 
 class LocalEngineConfig(Strict):
     """torch and transformers sample."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from graphpo_agent.engines.verl.settings import (
     verl_engine,
     verl_settings,
 )
+from graphpo_agent.engines.vllm_start import check_cpu_precision, model_arguments
 from graphpo_agent.errors import ConfigError, RunError, first_line
 from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.report.console import RunConsole
@@ -113,6 +114,9 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
     _check_machines(config)
     _check_context(config)
     _check_attention(config)
+    if _device(config) == "cpu":
+        path = config.model.path
+        check_cpu_precision(path, model_config(path), config.model.vllm_dtype)
     tasks = usable_tasks(config, build_expander(config.mode))
     check_verl(config)
     return tasks.left_out, tasks.told
@@ -142,16 +146,8 @@ def _check_context(config: RunConfig) -> None:
 
 
 def _check_attention(config: RunConfig) -> None:
-    """Raise ConfigError where our engine's attention cannot do what verl asks of it.
-
-    Where contexts may be longer than it reaches, or where verl loads a model's part for images.
-    """
+    """Raise ConfigError where contexts may be longer than our engine's attention reaches."""
     engine, model = verl_engine(config), model_config(config.model.path)
-    if engine.share_prefixes and type(model) is not type(stored_config(config.model.path)):
-        raise ConfigError(
-            f"model {config.model.path} takes images as well: verl computes that part too, and "
-            "rows cannot share what they begin with; set engine.share_prefixes=false"
-        )
     limit = full_attention_limit(model)
     if engine.share_prefixes and limit is not None and limit < engine.max_context_tokens:
         raise ConfigError(
@@ -166,12 +162,15 @@ def _composed(
     run: Path,
     resume: bool = False,
     dropped: Sequence[str] = (),
+    serving: Mapping[str, Any] = {},
     left_out: Sequence[int] = (),
 ) -> Any:
     # As JSON, which is YAML, and without the sign that OmegaConf would put a value for.
     text = json.dumps(config.model_dump(mode="json")).replace("$", r"\u0024")
     device = _device(config)
-    settings = verl_settings(config, run.resolve(), device, WORKER, text, resume, dropped, left_out)
+    settings = verl_settings(
+        config, run.resolve(), device, WORKER, text, resume, dropped, serving, left_out
+    )
     return compose(settings, verl_engine(config).overrides)
 
 
@@ -203,11 +202,12 @@ def train_through_verl(
     """
     engine, device = verl_engine(config), _device(config)
     gpus = engine.gpus_per_node if device == "cpu" else None
-    dropped = dropouts(model_config(config.model.path))
+    model = config.model.path
+    dropped, serving = dropouts(stored_config(model)), model_arguments(model)
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(
-            _composed(config, run.path, resume, dropped, left_out),
+            _composed(config, run.path, resume, dropped, serving, left_out),
             environment(device, engine.kv_cache_gib, engine.share_prefixes),
             engine.ray_address,
             gpus,

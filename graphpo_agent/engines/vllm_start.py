@@ -25,7 +25,13 @@ from graphpo_agent.errors import ConfigError, GraphPOError
 if TYPE_CHECKING:
     from vllm import LLMEngine
 
-__all__ = ["VllmOptions", "require_vllm", "start_vllm"]
+__all__ = [
+    "VllmOptions",
+    "check_cpu_precision",
+    "model_arguments",
+    "require_vllm",
+    "start_vllm",
+]
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process
@@ -93,14 +99,40 @@ def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":
         ) from error
 
 
+def model_arguments(model_name: str) -> dict[str, Any]:
+    """What vLLM is told of a model, beside its name.
+
+    A part for images is left out, and the states of linear layers are kept in float32.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    config = model_config(model_name)
+    arguments: dict[str, Any] = {}
+    if type(config) is not type(stored_config(model_name)):
+        arguments["language_model_only"] = True
+    if conv_width(config):
+        arguments["mamba_ssm_cache_dtype"] = "float32"
+    return arguments
+
+
+def check_cpu_precision(model_name: str, config: PretrainedConfig, dtype: str) -> None:
+    """Raise ConfigError where vLLM on a CPU cannot compute a model in a precision."""
+    if conv_width(config) and dtype != "bfloat16":
+        raise ConfigError(
+            f"vllm cannot run {model_name} in {dtype}: on a CPU it computes gated delta nets in "
+            "bfloat16 only; set model.autocast=true or use engine.kind=local"
+        )
+
+
 def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
     from vllm import EngineArgs, LLMEngine, ModelRegistry
     from vllm.platforms import current_platform
 
     from graphpo_agent.engines.vllm_drawing import SeededDraw
 
-    config, whole = model_config(model_name), stored_config(model_name)
-    for name in whole.architectures or ():
+    config = model_config(model_name)
+    for name in stored_config(model_name).architectures or ():
         if name in ModelRegistry.models:
             # A class that is loaded already is not looked at in a process of its own first.
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
@@ -117,19 +149,13 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
         "async_scheduling": False,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "language_model_only": type(config) is not type(whole),
+        **model_arguments(model_name),
     }
-    if conv_width(config):
-        arguments["mamba_ssm_cache_dtype"] = "float32"  # of the states of linear layers
     if options.max_sequences > _FEWEST_BATCHED_TOKENS:
         arguments["max_num_batched_tokens"] = options.max_sequences
     if current_platform.is_cpu():
         _check_head_size(model_name, config)
-        if conv_width(config) and options.dtype != "bfloat16":
-            raise ConfigError(
-                f"vllm cannot run {model_name} in {options.dtype}: on a CPU it computes gated "
-                "delta nets in bfloat16 only; set model.autocast=true or use engine.kind=local"
-            )
+        check_cpu_precision(model_name, config, options.dtype)
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
         arguments["enforce_eager"] = True
     else:

@@ -9,7 +9,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from graphpo_agent.cli import main
 from graphpo_agent.engines.local.checkpoint import write_model
@@ -38,7 +37,7 @@ from tests.engines.sampling import (
     forward_passes,
     requests_for,
 )
-from tests.engines.tiny import DELTA_NETS, tiny_model
+from tests.engines.tiny import DELTA_NETS, tiny_model, with_vision
 from tests.runs import rows, weights
 from tests.worlds import run_arguments
 
@@ -149,17 +148,12 @@ def test_a_state_takes_as_much_memory_as_is_told(make_model, tokenizer):
 def test_of_a_model_of_texts_and_images_the_language_model_is_loaded_and_saved(
     make_model, tokenizer, tmp_path
 ):
-    text = make_model("qwen3_5").config
-    sizes = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2}
-    vision = sizes | {"out_hidden_size": text.hidden_size}
-    config = Qwen3_5Config(
-        text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=True
-    )
-    both = Qwen3_5ForConditionalGeneration(config).eval()
+    text = make_model("qwen3_5")
+    both = with_vision(text).float()
     both.save_pretrained(tmp_path)
     name = str(tmp_path)
     assert model_config(name).name_or_path == name
-    assert context_limit(model_config(name)) == text.max_position_embeddings
+    assert context_limit(model_config(name)) == text.config.max_position_embeddings
     model = load_model(name)
     empty = model_without_weights(name, torch.float32)
     assert {n: p.shape for n, p in empty.named_parameters()} == {

@@ -11,7 +11,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5Config,
     Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -93,3 +95,14 @@ def tiny_model(
         **own,
     )
     return model_class(config).double().eval()
+
+
+def with_vision(text: PreTrainedModel) -> PreTrainedModel:
+    """A random float64 model of texts and images, its language model like the Qwen3.5 given."""
+    sizes = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2}
+    config = Qwen3_5Config(
+        text_config=text.config.to_dict(),
+        vision_config=sizes | {"out_hidden_size": text.config.hidden_size},
+        tie_word_embeddings=text.config.tie_word_embeddings,
+    )
+    return Qwen3_5ForConditionalGeneration(config).double().eval()

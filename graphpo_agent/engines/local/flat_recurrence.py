@@ -70,7 +70,7 @@ def recurrence_of(
     model: PreTrainedModel, batch: PackedBatch, device: torch.device
 ) -> FlatRecurrence | None:
     """Of a row, for the linear layers of a model; None where it has none."""
-    width = conv_width(model.config)
+    width = conv_width(model.config.get_text_config())
     if not width:
         return None
     previous, num_tokens = batch.previous, len(batch.previous)

@@ -185,10 +185,16 @@ def _of_text(config: PretrainedConfig) -> PretrainedConfig:
 def dropouts(config: PretrainedConfig) -> list[str]:
     """The fields of a model's configuration by which something is dropped in training mode.
 
-    Example: GPT-2's are ``attn_pdrop``, ``embd_pdrop``, ``resid_pdrop``, ….
+    Examples: GPT-2's are ``attn_pdrop``, ``embd_pdrop``, ``resid_pdrop``, …; that of a language
+    model of Qwen3.5 beside its part for images is ``text_config.attention_dropout``.
     """
-    values = config.to_dict().items()
-    return [name for name, value in values if "drop" in name and isinstance(value, float) and value]
+    text = config.get_text_config()
+    own = (f"{name}." for name in config.sub_configs if getattr(config, name, None) is text)
+    place, values = next(own, ""), text.to_dict().items()
+    drops = [
+        name for name, value in values if "drop" in name and isinstance(value, float) and value
+    ]
+    return [place + name for name in drops]
 
 
 def _reason(name: str, error: Exception, files: str) -> str:

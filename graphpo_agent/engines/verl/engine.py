@@ -8,19 +8,22 @@ Shapes: B rows, T tokens of all rows, joined, N tokens of the flat row, K target
 V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
+from transformers.modeling_outputs import CausalLMOutput
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
 from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.utils import postprocess_batch_func
 
 from graphpo_agent.engines.local.arrays import ranges, to_device
@@ -38,7 +41,8 @@ __all__ = ["SharedPrefixEngine"]
 _FLAT = "graphpo_flat"
 
 
-_Base: Any = FSDPEngineWithLMHead
+_verl: Any = transformer_impl
+_Base: Any = transformer_impl.FSDPEngineWithLMHead
 
 
 @EngineRegistry.register(
@@ -73,7 +77,7 @@ class SharedPrefixEngine(_Base):
                 if forward_only
                 else self._gradient_sync_context(is_last_micro_batch=is_last)
             )
-            with context, sdpa_kernel(KERNELS), over_recurrence(self.module):
+            with context, sdpa_kernel(KERNELS), _over_flat_rows(self.module):
                 loss, output = self.forward_step(batch, loss_function, forward_only)
                 if not forward_only:
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -127,6 +131,18 @@ class SharedPrefixEngine(_Base):
             output["metrics"]["computed_tokens"] = Metric(AggregationType.SUM, self._computed)
         return loss, output
 
+    def _build_module(self) -> Any:
+        """The model as transformers has it.
+
+        verl's passes in their place would not hand on to all layers what these need to know.
+        """
+        patch = _verl.apply_monkey_patch
+        _verl.apply_monkey_patch = lambda **_: None
+        try:
+            return super()._build_module()
+        finally:
+            _verl.apply_monkey_patch = patch
+
     def _build_model_optimizer(self) -> None:
         super()._build_model_optimizer()
         self._check()
@@ -138,7 +154,7 @@ class SharedPrefixEngine(_Base):
         packed = flat_row(token_ids, offsets, trained)
         self._computed = len(packed.token_ids)
         device = torch.device(get_device_id())
-        dim = head_dim(self.module.config)
+        dim = head_dim(self.module.config.get_text_config())
         inputs = {
             "input_ids": to_device(packed.token_ids, device)[None],
             "position_ids": to_device(packed.position_ids, device)[None],
@@ -152,7 +168,8 @@ class SharedPrefixEngine(_Base):
     @torch.no_grad()
     def _check(self) -> None:
         """Raise ModelError unless a flat row gives what the model itself gives."""
-        token_ids = np.array([0, 1, 2, 3, 4, 0, 1, 2, 5, 6]) % self.module.config.vocab_size
+        vocabulary = self.module.config.get_text_config().vocab_size
+        token_ids = np.array([0, 1, 2, 3, 4, 0, 1, 2, 5, 6]) % vocabulary
         rows = to_device(token_ids.reshape(2, 5), torch.device(get_device_id()))
         trained = np.tile(np.arange(5) >= 3, 2)
         half = self._autocast_dtype != torch.float32
@@ -161,13 +178,37 @@ class SharedPrefixEngine(_Base):
             logits = self.module(input_ids=rows, use_cache=False).logits
             self.module.set_attn_implementation(_FLAT)
             inputs, packed = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
-            with over_recurrence(self.module):
+            with _over_flat_rows(self.module):
                 of_targets = self.module(**inputs, use_cache=False).logits[0]
         targets, target_of = (
             to_device(array, rows.device) for array in (packed.target_ids, packed.target_of)
         )
         flat = of_targets.float().log_softmax(-1).gather(1, targets[:, None])[target_of, 0]
         check_scores(self.module, flat, rows, logits)
+
+
+@contextmanager
+def _over_flat_rows(module: Any) -> Iterator[None]:
+    """Inside the ``with`` block a model computes flat rows, of its language model alone.
+
+    Where it takes images as well, verl's own pass would compute that part of it, too, and the
+    logits of every token.
+    """
+    takes_images = module.config.get_text_config() is not module.config
+    if takes_images:
+        module.forward = partial(_of_text, module)
+    try:
+        with over_recurrence(module):
+            yield
+    finally:
+        if takes_images:
+            del module.forward
+
+
+def _of_text(module: Any, logits_to_keep: Tensor, **inputs: Any) -> CausalLMOutput:
+    """The logits of some tokens of a flat row."""
+    hidden = module.get_decoder()(**inputs).last_hidden_state[:, logits_to_keep]
+    return CausalLMOutput(logits=module.get_output_embeddings()(hidden))
 
 
 def _joined(micro_batch: Any) -> tuple[IntArray, IntArray, BoolArray]:

@@ -1,7 +1,7 @@
 """A run's configuration as verl's: the one place where settings are translated."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,7 @@ def verl_settings(
     config_text: str,
     resume: bool = False,
     dropouts: Sequence[str] = (),
+    serving: Mapping[str, Any] = {},
     left_out: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Verl's settings by their dotted names; ``+`` before a name that verl does not know itself.
@@ -156,6 +157,7 @@ def verl_settings(
         resume: the run goes on; what it began with is not evaluated again.
         dropouts: fields of the model's configuration to be 0: verl updates in training mode, and
             what it drops would make the importance ratios noise.
+        serving: what vLLM is told of the model.
         left_out: places of the training tasks that are not drawn.
     """
     settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
@@ -163,6 +165,8 @@ def verl_settings(
     if verl_engine(config).share_prefixes:
         settings |= _SHARING
     settings |= {f"+actor_rollout_ref.model.override_config.{name}": 0.0 for name in dropouts}
+    vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
+    settings |= {f"{vllm}.{name}": value for name, value in serving.items()}
     settings["+data.left_out"] = list(left_out)
     settings["trainer.device"] = device
     settings["trainer.val_before_train"] = config.tasks.heldout is not None and not resume
@@ -274,7 +278,7 @@ def _rollout_settings(config: RunConfig) -> dict[str, Any]:
         f"{rollout}.val_kwargs.n": config.train.eval_samples,
         f"{rollout}.temperature": config.sampling.temperature,
         f"{rollout}.top_p": config.sampling.top_p,
-        f"{rollout}.dtype": "bfloat16" if config.model.autocast else "float32",
+        f"{rollout}.dtype": config.model.vllm_dtype,
         f"{rollout}.tensor_model_parallel_size": engine.tensor_parallel,
         f"{rollout}.gpu_memory_utilization": engine.gpu_memory_utilization,
         f"{rollout}.max_model_len": engine.max_context_tokens,

@@ -36,6 +36,7 @@ def main(job_path: str, rank: str) -> None:
         found = {
             f"gradient/{name}": weight.grad.full_tensor().numpy()
             for name, weight in engine.module.named_parameters()
+            if weight.grad is not None
         }
     found |= {
         "micro_batches": np.array(len(trained["loss"])),

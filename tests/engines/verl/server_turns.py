@@ -36,6 +36,8 @@ def main(model: str, out: str) -> None:
     settings = verl_settings(config, Path(out), "cpu", "no:worker", "")
     rollout = "actor_rollout_ref.rollout"
     settings |= {f"{rollout}.nnodes": 1, f"{rollout}.n_gpus_per_node": 1}  # without a trainer
+    # A prompt takes several passes.
+    settings |= {f"{rollout}.max_num_seqs": 8, f"{rollout}.max_num_batched_tokens": 8}
     variables = environment("cpu", 1.0, shares_prefixes=False)
     ray.init("local", num_gpus=1, include_dashboard=False, runtime_env={"env_vars": variables})
     client: Any = LLMServerManager.create(compose(settings, [])).get_client()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import GPT2Config, Qwen2Config
+from transformers import GPT2Config, Qwen2Config, Qwen3_5TextConfig
 
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
@@ -427,7 +427,8 @@ def test_training_tasks_whose_prompts_do_not_fit_are_left_out(reach: Path, tmp_p
 def test_what_context_or_machines_cannot_hold_is_told_before_anything_starts(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = with_long_tasks(reach, tmp_path)
+    train, linear = with_long_tasks(reach, tmp_path), tmp_path / "linear"
+    Qwen3_5TextConfig().save_pretrained(linear)
     for overrides, told in (
         ([f"tasks.heldout={train}"], r"task 'long 1': its prompt has \d+ .*\(2 such tasks of 6\)"),
         ([f"tasks.train={train}", "train.prompts_per_step=5"], "has 4 tasks that can be used"),
@@ -439,6 +440,7 @@ def test_what_context_or_machines_cannot_hold_is_told_before_anything_starts(
             ["model.device=cuda", "engine.gpus_per_node=1000"],
             r"engine.gpus_per_node is 1000, and this machine has \d+ GPUs",
         ),
+        ([f"model.path={linear}"], r"bfloat16 only; set model.autocast=true"),
         (["engine.ray_address=127.0.0.1:1"], r"ray_address 127.0.0.1:1: no Ray cluster is there"),
     ):
         run = tmp_path / "run"

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config, Qwen3_5Config
 
+from graphpo_agent.engines.local.model import dropouts, model_config, stored_config
 from graphpo_agent.engines.verl.launch import _reason, check_answers, environment
+from graphpo_agent.engines.verl.settings import verl_settings
+from graphpo_agent.engines.vllm_start import model_arguments
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
@@ -103,9 +106,16 @@ def test_contexts_reach_as_far_as_vllm_and_our_attention_do(tmp_path: Path) -> N
         _check_attention(config(model, "engine.max_context_tokens=49"))
 
 
-def test_rows_of_a_model_that_takes_images_share_nothing(tmp_path: Path) -> None:
-    Qwen3_5Config().save_pretrained(tmp_path)
-    model = f"model.path={tmp_path}"
-    _check_attention(config(model, "engine.share_prefixes=false"))
-    with pytest.raises(ConfigError, match=r"images as well.*engine\.share_prefixes=false"):
-        _check_attention(config(model))
+def test_of_a_model_that_takes_images_the_language_model_is_meant(tmp_path: Path) -> None:
+    Qwen3_5Config(text_config={"attention_dropout": 0.1}).save_pretrained(tmp_path)
+    name = str(tmp_path)
+    _check_attention(config(f"model.path={name}"))
+    assert dropouts(stored_config(name)) == ["text_config.attention_dropout"]
+    assert dropouts(model_config(name)) == ["attention_dropout"]
+    told = model_arguments(name)
+    assert told == {"language_model_only": True, "mamba_ssm_cache_dtype": "float32"}
+    settings = verl_settings(config(), tmp_path, "cuda", "a:b", "text")
+    vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
+    assert verl_settings(config(), tmp_path, "cuda", "a:b", "text", serving=told) == settings | {
+        f"{vllm}.{option}": value for option, value in told.items()
+    }
