@@ -11,11 +11,13 @@ import torch
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.build import build_expander, device_of
 from graphpo_agent.config import RunConfig
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.model import (
     check_context,
     dropouts,
     full_attention_limit,
     model_config,
+    model_without_weights,
     stored_config,
 )
 from graphpo_agent.engines.verl.launch import (
@@ -82,9 +84,16 @@ def check_resumed(config: RunConfig, before: RunConfig) -> None:
         before: with which it went so far.
     """
     now, then = config.update, before.update
-    changed = [name for name in _OF_THE_CHECKPOINT if getattr(now, name) != getattr(then, name)]
+    changed = [
+        f"update.{name}" for name in _OF_THE_CHECKPOINT if getattr(now, name) != getattr(then, name)
+    ]
+    now, then = config.model, before.model
+    if now.lora != then.lora:
+        changed.append("model.lora")
+    elif now.lora is not None and now.path != then.path:  # it holds adapters alone
+        changed.append("model.path")
     if changed:
-        names = ", ".join(f"update.{name}" for name in changed)
+        names = ", ".join(changed)
         raise ConfigError(
             f"engine.kind verl: a resumed run keeps {names}, which verl has in its checkpoint; "
             "leave it out, or start another run with "
@@ -117,6 +126,9 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
     if _device(config) == "cpu":
         path = config.model.path
         check_cpu_precision(path, model_config(path), config.model.vllm_dtype)
+    if (lora := config.model.lora) is not None:
+        model = model_without_weights(config.model.path, torch.float32)
+        add_adapters(model, LoraOptions(**lora.model_dump()))
     tasks = usable_tasks(config, build_expander(config.mode))
     check_verl(config)
     return tasks.left_out, tasks.told

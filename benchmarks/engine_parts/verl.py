@@ -30,13 +30,14 @@ _WHOLE = ("input_ids", "position_ids", "prompts", "responses", "response_mask")
 """Fields of whole numbers."""
 
 
-def make_engine(model: str, shares: bool, checkpointing: bool = False) -> Any:
+def make_engine(model: str, shares: bool, checkpointing: bool = False, lora_rank: int = 0) -> Any:
     """An FSDP2 engine of verl's, ours or its own, in a process group that is there.
 
     Args:
         model: directory.
         shares: whether it is ours, whose rows share their prefixes.
         checkpointing: whether layers are computed again in the backward pass.
+        lora_rank: of adapters; 0 for none.
     """
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -54,6 +55,8 @@ def make_engine(model: str, shares: bool, checkpointing: bool = False) -> Any:
             override_config={"attn_implementation": "sdpa"},
             enable_gradient_checkpointing=checkpointing,
             use_remove_padding=False,
+            lora_rank=lora_rank,
+            lora={"merge": True},
         ),
         engine_config=FSDPEngineConfig(
             strategy="fsdp2",
@@ -62,7 +65,7 @@ def make_engine(model: str, shares: bool, checkpointing: bool = False) -> Any:
             use_torch_compile=False,
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
-        checkpoint_config=CheckpointConfig(),
+        checkpoint_config=CheckpointConfig(save_lora_only=True),
     )
     engine.initialize()
     return engine

@@ -27,6 +27,7 @@ __all__ = [
     "has_adapters",
     "merged_model",
     "merged_weights",
+    "plain_model",
 ]
 
 
@@ -200,9 +201,16 @@ def _plain(name: str) -> str:
 
 def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     """A plain model with ``merged_weights``, to be saved; it cannot be run."""
+    return plain_model(type(model), model, dict(merged_weights(model)))
+
+
+def plain_model(
+    kind: type[PreTrainedModel], like: PreTrainedModel, weights: dict[str, Tensor]
+) -> PreTrainedModel:
+    """A model of a class with the configuration of another and these weights, to be saved."""
     with torch.device("meta"):
-        plain = type(model)(copy.deepcopy(model.config))
-    plain.load_state_dict(dict(merged_weights(model)), assign=True)
+        plain = kind(copy.deepcopy(like.config))
+    plain.load_state_dict(weights, assign=True)
     plain.tie_weights()
-    plain.generation_config = model.generation_config
+    plain.generation_config = like.generation_config
     return plain

@@ -9,21 +9,24 @@ V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import sdpa_kernel
 from transformers.modeling_outputs import CausalLMOutput
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
+from verl.utils.model import convert_weight_keys
 from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.engine.utils import postprocess_batch_func
 
 from graphpo_agent.engines.local.arrays import ranges, to_device
@@ -31,6 +34,13 @@ from graphpo_agent.engines.local.flat_attention import flat_layout
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.forward import KERNELS, check_scores
 from graphpo_agent.engines.local.linear_attention import over_recurrence
+from graphpo_agent.engines.local.lora import (
+    LoraOptions,
+    adapters_off,
+    add_adapters,
+    merged_weights,
+    plain_model,
+)
 from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.verl.shared_rows import divided, flat_row, micro_batches
@@ -131,6 +141,46 @@ class SharedPrefixEngine(_Base):
             output["metrics"]["computed_tokens"] = Metric(AggregationType.SUM, self._computed)
         return loss, output
 
+    def get_per_tensor_param(self, **named: Any) -> tuple[Any, Any]:
+        """The weights that the servers draw with, one by one, adapters added to them."""
+        if not self._is_lora:
+            return super().get_per_tensor_param(**named)
+        return unfuse_moe_params(self._of_checkpoint(), self.module.config.model_type), None
+
+    def save_checkpoint(self, local_path: str, *arguments: Any, **named: Any) -> None:
+        """As verl does; of a model with adapters also the model that they make."""
+        super().save_checkpoint(local_path, *arguments, **named)
+        if not self._is_lora:
+            return
+        first = torch.distributed.get_rank() == 0
+        weights = {name: weight.cpu() for name, weight in self._merged() if first}
+        if first:
+            plain = plain_model(self._model_class, self.module, weights)
+            plain.save_pretrained(f"{local_path}/huggingface")
+        torch.distributed.barrier()
+
+    def disable_adapter(self) -> AbstractContextManager[None]:
+        """The model without its adapters inside the ``with`` block."""
+        return adapters_off(self.module)
+
+    def _of_checkpoint(self) -> Iterator[tuple[str, Tensor]]:
+        """The merged weights under the names that vLLM's loader knows."""
+        for name, weight in self._merged():
+            yield from convert_weight_keys({name: weight}, self.module).items()
+
+    def _merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights with the adapters added; every rank goes through all of them."""
+        device = torch.device(get_device_id())
+        for name, weight in merged_weights(self.module):
+            own = weight.to(device)
+            yield name, own.full_tensor() if isinstance(own, DTensor) else own
+
+    def _build_lora_module(self, module: Any) -> Any:
+        """Adapters inside the same model, as the local engine has them."""
+        own, names = self.model_config, self.model_config.target_modules
+        targets = None if isinstance(names, str) else tuple(names)
+        return add_adapters(module, LoraOptions(own.lora_rank, own.lora_alpha, targets))
+
     def _build_module(self) -> Any:
         """The model as transformers has it.
 
@@ -139,9 +189,11 @@ class SharedPrefixEngine(_Base):
         patch = _verl.apply_monkey_patch
         _verl.apply_monkey_patch = lambda **_: None
         try:
-            return super()._build_module()
+            module = super()._build_module()
         finally:
             _verl.apply_monkey_patch = patch
+        self._model_class = type(module)
+        return module
 
     def _build_model_optimizer(self) -> None:
         super()._build_model_optimizer()

@@ -50,7 +50,7 @@ def check_settings(config: RunConfig) -> None:
         ConfigError: one has none.
     """
     engine, update, train = verl_engine(config), config.update, config.train
-    method = config.method
+    method, lora = config.method, config.model.lora
     refusals = {
         "method pros keeps a pool of prefixes over all prompts: use engine.kind local or vllm": (
             isinstance(method, ProsMethod)
@@ -66,8 +66,11 @@ def check_settings(config: RunConfig) -> None:
         "verl ends by steps: set train.steps, and no train.token_budget": (
             train.steps is None or train.token_budget is not None
         ),
-        "model.lora is not supported: leave it out, or use engine.kind local or vllm": (
-            config.model.lora is not None
+        "model.lora with engine.share_prefixes=false: adapters are our engine's, set it to true": (
+            lora is not None and not engine.share_prefixes
+        ),
+        "verl takes whole numbers alone as model.lora.alpha": (
+            lora is not None and lora.alpha % 1 != 0
         ),
         f"model.path {config.model.path} holds adapters, and verl starts from whole weights: name "
         "the model/ of a run that has ended": bool(under_adapters(config.model.path)[1]),
@@ -232,6 +235,15 @@ def _model_settings(config: RunConfig) -> dict[str, Any]:
         "actor_rollout_ref.model.enable_gradient_checkpointing": update.gradient_checkpointing,
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload": update.offload_optimizer,
     }
+    if (lora := config.model.lora) is not None:
+        names = "all-linear" if lora.target_modules is None else list(lora.target_modules)
+        settings |= {
+            "actor_rollout_ref.model.lora_rank": lora.rank,
+            "actor_rollout_ref.model.lora_alpha": int(lora.alpha),
+            "actor_rollout_ref.model.target_modules": names,
+            "actor_rollout_ref.model.lora.merge": True,
+            "+actor_rollout_ref.actor.checkpoint.save_lora_only": True,
+        }
     for part in ("actor", "ref"):
         place = f"actor_rollout_ref.{part}"
         settings[f"{place}.strategy"] = settings[f"{place}.fsdp_config.strategy"] = "fsdp2"
@@ -244,7 +256,8 @@ def _update_settings(config: RunConfig) -> dict[str, Any]:
     update, engine = config.update, verl_engine(config)
     tokens = max(update.max_tokens_per_batch, engine.max_context_tokens)
     steps = update.epochs * num_minibatches(config.train.prompts_per_step, update.minibatch_graphs)
-    actor = "actor_rollout_ref.actor"
+    actor, kept = "actor_rollout_ref.actor", ["model", "optimizer", "extra"]
+    adapters = config.model.lora is not None  # our engine saves the model that they make
     return {
         f"{actor}.optim.lr": update.learning_rate,
         f"{actor}.optim.betas": list(update.betas),
@@ -261,8 +274,8 @@ def _update_settings(config: RunConfig) -> dict[str, Any]:
         f"{actor}.calculate_entropy": update.entropy_coefficient != 0,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": tokens,
-        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
+        f"{actor}.checkpoint.save_contents": [*kept, *([] if adapters else ["hf_model"])],
+        f"{actor}.checkpoint.load_contents": kept,
     }
 
 

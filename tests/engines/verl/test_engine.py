@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 from benchmarks.engine_parts.verl import row_fields
 from graphpo_agent.engines.verl.launch import environment
@@ -126,3 +129,49 @@ def test_shared_prefixes_change_neither_scores_nor_gradients(
         assert scale > 1e-2
         for name in names:
             np.testing.assert_allclose(own[name], theirs[name], atol=rounding * scale, err_msg=name)
+
+
+def test_adapters_learn_and_are_served_as_the_model_that_they_make(tmp_path: Path) -> None:
+    """Against verl's own engine without adapters, on the model that was saved."""
+    job = {"rows": placed_rows(2), "checkpointing": True}
+    ours = passes(tmp_path, "lora", "qwen2", 2, shares=True, max_tokens=60, lora_rank=2, **job)
+    saved = tmp_path / "lora.json.saved" / "huggingface"
+    kept = torch.load(
+        tmp_path / "lora.json.saved" / "model_world_size_2_rank_0.pt", weights_only=False
+    )
+    assert kept and all(".lora_" in name for name in kept)
+    plain = load_file(tmp_path / "model" / "model.safetensors")
+    merged = load_file(saved / "model.safetensors")
+    assert merged.keys() == plain.keys()
+    shutil.move(tmp_path / "model", tmp_path / "before")
+    shutil.copytree(saved, tmp_path / "model")
+    verls = passes(tmp_path, "merged", "qwen2", 2, shares=False, max_tokens=10_000, **job)
+    for own, theirs, held in zip(ours, verls, job["rows"], strict=True):
+        places: list[int] = []
+        for row in held:
+            places += [*[0] * (len(row["prompts"]) - 1), *row["response_mask"], 0]
+        trained = np.array(places, bool)
+        np.testing.assert_allclose(
+            own["log_probs"][trained], theirs["log_probs"][trained], atol=2e-4
+        )
+        assert np.abs(own["bare"][trained] - own["log_probs"][trained]).max() > 0.1
+    own, theirs = ours[0], verls[0]
+    served = {name.removeprefix("served/") for name in own if name.startswith("served/")}
+    assert served >= merged.keys()
+    for name, weight in merged.items():
+        np.testing.assert_array_equal(own[f"served/{name}"], weight)
+    layers = [n.split("/")[1] for n in own if n.startswith("value/") and ".lora_B." in n]
+    assert len(layers) == 14, "all linear layers but the head"
+    scale = 16 / 2
+    rounding = 1e-5 * scale * max(float(np.abs(theirs[n]).max()) for n in theirs if "layers" in n)
+    for name in layers:
+        layer, inner = name.partition(".lora_B.")[0], name.replace("lora_B", "lora_A")
+        outer_values, inner_values = own[f"value/{name}"], own[f"value/{inner}"]
+        change = merged[f"{layer}.weight"] - plain[f"{layer}.weight"]
+        np.testing.assert_allclose(change, scale * outer_values @ inner_values, atol=1e-6)
+        whole = scale * theirs[f"gradient/{layer}.weight"]
+        for adapter, expected in ((name, whole @ inner_values.T), (inner, outer_values.T @ whole)):
+            np.testing.assert_allclose(own[f"gradient/{adapter}"], expected, atol=rounding)
+    assert {name for name in own if name.startswith("gradient/")} == {
+        name.replace("value/", "gradient/") for name in own if name.startswith("value/")
+    }

@@ -59,7 +59,8 @@ def test_verl_does_not_start_from_adapters(tmp_path: Path) -> None:
         (["train.max_resample=1"], "set train.max_resample=0"),
         (["train.steps=null", "train.token_budget=1000"], "set train.steps"),
         (["train.token_budget=1000"], "no train.token_budget"),
-        (["model.lora={rank: 4}"], "model.lora is not supported"),
+        (["model.lora={rank: 4}", "engine.share_prefixes=false"], "set it to true"),
+        (["model.lora={rank: 4, alpha: 6.5}"], "whole numbers alone as model.lora.alpha"),
         (["model.dtype=float64"], "model.autocast"),
         (
             ["update.old_logprobs=rollout", "sampling.top_p=0.9"],
@@ -163,6 +164,14 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert settings["trainer.default_local_dir"] == str(tmp_path / "checkpoints")
     own = settings["+graphpo"]
     assert (own["minibatch_graphs"], own["ranks"], own["terms"], own["kl"]) == (4, 2, 1, 0.01)
+    whole = ["model", "optimizer", "extra", "hf_model"]
+    assert settings[f"{actor}.checkpoint.save_contents"] == whole
+    lora = config("model.lora={rank: 4, alpha: 8, target_modules: [q_proj]}")
+    adapted = verl_settings(lora, tmp_path, "cuda", "a:b", "text")
+    part = "actor_rollout_ref.model"
+    assert [adapted[f"{part}.lora_{name}"] for name in ("rank", "alpha")] == [4, 8]
+    assert adapted[f"{part}.target_modules"] == ["q_proj"] and adapted[f"{part}.lora.merge"]
+    assert adapted[f"{actor}.checkpoint.save_contents"] == whole[:3]
     precision = settings[f"+{actor}.fsdp_config.mixed_precision"]
     assert precision["param_dtype"] == "fp32"
     dual = config(
@@ -332,13 +341,15 @@ def test_a_run_without_a_checkpoint_or_with_a_foreign_log_is_refused(tmp_path: P
     [
         (["update.learning_rate=1e-5"], "keeps update.learning_rate, which"),
         (["update.weight_decay=0", "update.betas=[0.9,0.9]"], "update.betas, update.weight_decay,"),
+        (["model.lora={rank: 8}"], "keeps model.lora, which"),
+        (["model.path=elsewhere"], "keeps model.path, which"),
     ],
 )
 def test_what_verl_takes_from_its_checkpoint_is_not_changed_by_a_resume(
     changes: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    begun = config(f"output={run}", "train.max_resample=0")
+    begun = config(f"output={run}", "train.max_resample=0", "model.lora={rank: 4}")
     RunDirectory.create(run, dump_config(begun), 0, [])
     assert main(["train", "--resume", str(run), "train.steps=90", *changes]) == 2
     error = capsys.readouterr().err

@@ -29,7 +29,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(900)
-def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
+def test_two_steps_train_on_what_the_servers_drew(lora: str, world: Path, tmp_path: Path) -> None:
     run, train = tmp_path / "run", tmp_path / "train.jsonl"
     lines = (world / "train.jsonl").read_text().splitlines()[:6]  # all are drawn in two steps
     long = json.loads(lines[0]) | {"id": "long", "question": "a " * 80}
@@ -39,7 +40,7 @@ def test_two_steps_train_on_what_the_servers_drew(world: Path, tmp_path: Path) -
     arguments = run_arguments(
         world, run, ENGINE, "train.steps=2", "train.max_resample=0", "train.eval_tasks=4"
     )
-    arguments.append(f"tasks.train={train}")
+    arguments += [f"tasks.train={train}", f"model.lora={lora}"]
     arguments.append("reward={class: tests.worlds:CountingReward, name: seen}")
     done = subprocess.run(
         [sys.executable, "-m", "graphpo_agent.cli", "train", *arguments],
