@@ -93,6 +93,14 @@ def passes(
     return [dict(np.load(f"{path}.{rank}.npz")) for rank in range(ranks)]
 
 
+def before_trained(rows: list[dict[str, list[Any]]]) -> np.ndarray:
+    """[tokens of all rows] whether what is said at a place is of a trained token, the next one."""
+    places: list[int] = []
+    for row in rows:
+        places += [*[0] * (len(row["prompts"]) - 1), *row["response_mask"], 0]
+    return np.array(places, bool)
+
+
 @pytest.mark.parametrize(
     ("family", "rounding", "ranks", "checkpointing"),
     [
@@ -111,10 +119,7 @@ def test_shared_prefixes_change_neither_scores_nor_gradients(
     assert len({int(one["micro_batches"]) for one in ours}) == 1
     assert ours[0]["micro_batches"] > 1
     for own, theirs, held in zip(ours, verls, job["rows"], strict=True):
-        places: list[int] = []
-        for row in held:  # what predicts a token stands at the place before it
-            places += [*[0] * (len(row["prompts"]) - 1), *row["response_mask"], 0]
-        trained = np.array(places, bool)
+        trained = before_trained(held)
         for name in ("log_probs", "entropy"):
             np.testing.assert_allclose(own[name][trained], theirs[name][trained], atol=2 * rounding)
             assert not own[name][~trained].any()
@@ -147,10 +152,7 @@ def test_adapters_learn_and_are_served_as_the_model_that_they_make(tmp_path: Pat
     shutil.copytree(saved, tmp_path / "model")
     verls = passes(tmp_path, "merged", "qwen2", 2, shares=False, max_tokens=10_000, **job)
     for own, theirs, held in zip(ours, verls, job["rows"], strict=True):
-        places: list[int] = []
-        for row in held:
-            places += [*[0] * (len(row["prompts"]) - 1), *row["response_mask"], 0]
-        trained = np.array(places, bool)
+        trained = before_trained(held)
         np.testing.assert_allclose(
             own["log_probs"][trained], theirs["log_probs"][trained], atol=2e-4
         )

@@ -452,6 +452,7 @@ def test_what_context_or_machines_cannot_hold_is_told_before_anything_starts(
             r"engine.gpus_per_node is 1000, and this machine has \d+ GPUs",
         ),
         ([f"model.path={linear}"], r"bfloat16 only; set model.autocast=true"),
+        (["model.lora={target_modules: [none]}"], r"target_modules: .* has no layer none; it has"),
         (["engine.ray_address=127.0.0.1:1"], r"ray_address 127.0.0.1:1: no Ray cluster is there"),
     ):
         run = tmp_path / "run"
