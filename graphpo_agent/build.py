@@ -88,6 +88,7 @@ __all__ = [
     "compute_options",
     "device_of",
     "gib",
+    "model_in_outline",
     "set_threads",
 ]
 
@@ -232,9 +233,24 @@ def _optimizer_options(config: UpdateConfig | SftConfig) -> OptimizerOptions:
 
 def _model(config: ModelConfig, seed: int) -> PreTrainedModel:
     model = load_model(config.path, getattr(torch, config.dtype), device_of(config))
+    if config.lora is not None:
+        torch.manual_seed(seed)  # of the adapters' first factors; the second ones are 0
+    return _with_adapters(model, config)
+
+
+def model_in_outline(config: ModelConfig) -> PreTrainedModel:
+    """What is trained, adapters included, on the ``meta`` device: sizes without memory.
+
+    Raises:
+        ConfigError: the adapters do not fit.
+        ModelError: there is no such model.
+    """
+    return _with_adapters(model_without_weights(config.path, getattr(torch, config.dtype)), config)
+
+
+def _with_adapters(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
     if config.lora is None:
         return model
-    torch.manual_seed(seed)  # of the adapters' first factors; the second ones are 0
     return add_adapters(model, LoraOptions(**config.lora.model_dump()))
 
 

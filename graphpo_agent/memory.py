@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from graphpo_agent.build import compute_options, device_of, gib
+from graphpo_agent.build import compute_options, device_of, gib, model_in_outline
 from graphpo_agent.config import (
     BudgetConfig,
     LocalEngineConfig,
@@ -28,7 +28,6 @@ from graphpo_agent.config_methods import (
 from graphpo_agent.config_state import SummaryState
 from graphpo_agent.engines.local.cache import PAGE, pages_fit
 from graphpo_agent.engines.local.linear_attention import state_bytes
-from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.memory import (
     MemoryEstimate,
     UpdateSizes,
@@ -40,7 +39,6 @@ from graphpo_agent.engines.local.memory import (
 from graphpo_agent.engines.local.model import (
     context_limit,
     model_config,
-    model_without_weights,
     usable_device,
 )
 from graphpo_agent.engines.local.packing import PackedBatch, pack
@@ -196,9 +194,7 @@ def _estimate(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
     mode, update = config.mode, config.update
     device, compute = usable_device(device_of(config.model)), compute_options(config)
     on_cpu = device.type == "cpu"
-    model = model_without_weights(config.model.path, getattr(torch, config.model.dtype))
-    if config.model.lora is not None:
-        add_adapters(model, LoraOptions(**config.model.lora.model_dump()))
+    model = model_in_outline(config.model)
     sizes, row = model_sizes(model), _row(config, prompt_tokens)
     longest = prompt_tokens + mode.max_response_tokens
     if isinstance(config.engine, LocalEngineConfig):

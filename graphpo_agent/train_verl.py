@@ -9,15 +9,13 @@ from typing import Any
 import torch
 
 from graphpo_agent.atomic import write_atomically
-from graphpo_agent.build import build_expander, device_of
+from graphpo_agent.build import build_expander, device_of, model_in_outline
 from graphpo_agent.config import RunConfig
-from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.model import (
     check_context,
     dropouts,
     full_attention_limit,
     model_config,
-    model_without_weights,
     stored_config,
 )
 from graphpo_agent.engines.verl.launch import (
@@ -126,9 +124,8 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
     if _device(config) == "cpu":
         path = config.model.path
         check_cpu_precision(path, model_config(path), config.model.vllm_dtype)
-    if (lora := config.model.lora) is not None:
-        model = model_without_weights(config.model.path, torch.float32)
-        add_adapters(model, LoraOptions(**lora.model_dump()))
+    if config.model.lora is not None:
+        model_in_outline(config.model)  # the adapters fit
     tasks = usable_tasks(config, build_expander(config.mode))
     check_verl(config)
     return tasks.left_out, tasks.told
