@@ -14,8 +14,8 @@ from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.model import (
     check_context,
     dropouts,
-    full_attention_limit,
     model_config,
+    position_limit,
     stored_config,
 )
 from graphpo_agent.engines.verl.launch import (
@@ -120,7 +120,7 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
         )
     _check_machines(config)
     _check_context(config)
-    _check_attention(config)
+    _check_positions(config)
     if _device(config) == "cpu":
         path = config.model.path
         check_cpu_precision(path, model_config(path), config.model.vllm_dtype)
@@ -154,14 +154,14 @@ def _check_context(config: RunConfig) -> None:
         check_context(wanted, limit, model)
 
 
-def _check_attention(config: RunConfig) -> None:
-    """Raise ConfigError where contexts may be longer than our engine's attention reaches."""
+def _check_positions(config: RunConfig) -> None:
+    """Raise ConfigError where positions of a context depend on what is computed beside it."""
     engine, model = verl_engine(config), model_config(config.model.path)
-    limit = full_attention_limit(model)
+    limit = position_limit(model)
     if engine.share_prefixes and limit is not None and limit < engine.max_context_tokens:
         raise ConfigError(
-            f"model {config.model.path} attends to {limit} tokens at most, fewer than "
-            f"engine.max_context_tokens {engine.max_context_tokens}: lower that, or set "
+            f"model {config.model.path} has LongRoPE with an original context of {limit} tokens, "
+            f"fewer than engine.max_context_tokens {engine.max_context_tokens}: lower that, or set "
             "engine.share_prefixes=false"
         )
 

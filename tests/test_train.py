@@ -15,6 +15,7 @@ from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.protocols import RewardFn
 from graphpo_agent.report.panels import PANELS
 from graphpo_agent.types import Outcome, Task
+from tests.engines.tiny import long_rope
 from tests.runs import rows, weights
 from tests.worlds import ROOT, run_arguments, sft_overrides
 
@@ -324,19 +325,22 @@ def test_tasks_whose_prompts_do_not_fit_are_told_before_the_first_step(
     assert not refused.exists()
 
 
-def test_a_sliding_window_that_ends_contexts_early_is_told(
+def test_positions_that_end_contexts_early_are_told(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = tmp_path / "policy"
     shutil.copytree(reach / "policy", policy)
 
-    def trained(window: int) -> int:
+    def trained(original: int) -> int:
         settings = json.loads((policy / "config.json").read_text())
-        settings |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
-        settings.pop("layer_types", None)
+        factors = [1.0] * (settings["hidden_size"] // settings["num_attention_heads"] // 2)
+        settings["rope_parameters"] = long_rope(original) | {
+            "short_factor": factors,
+            "long_factor": factors,
+        }
         (policy / "config.json").write_text(json.dumps(settings))
         shown = [f"model.path={policy}", "train.steps=1"]
-        return main(["train", *run_arguments(reach, tmp_path / f"run-{window}", *shown)])
+        return main(["train", *run_arguments(reach, tmp_path / f"run-{original}", *shown)])
 
     says = "contexts end at 30 tokens, not at the 512 that"
     assert trained(30) == 0

@@ -11,6 +11,7 @@ import torch
 from graphpo_agent.engines.local.cache import KVPool, KVShape
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.running_rows import RunningRows
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.engines.local.shelves import Shelves
 from graphpo_agent.graph.arrays import IntArray
 
@@ -62,11 +63,12 @@ class Growth:
         self.rows.add(members, prefixes, columns)
         made = torch.randn(len(prefixes), self.num_heads, self.shape.head_dim)
         tokens = made[:, : self.shape.num_heads]
+        scoring = Scoring(self.shape.head_dim**-0.5)
         for _ in range(self.case.segment):
             self.rows.begin()
             self.rows.look()
             for layer in range(self.shape.num_layers):
-                self.rows.attend(layer, made, tokens, tokens, self.shape.head_dim**-0.5)
+                self.rows.attend(layer, made, tokens, tokens, scoring)
         own = self.rows.end(np.ones(len(prefixes), np.bool_))
         return [np.concatenate(both) for both in zip(prefixes, own, strict=True)]
 

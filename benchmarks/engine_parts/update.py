@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from graphpo_agent.engines.local.flat_attention import flat_layout
+from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.forward import flat_passes, score_tokens
 from graphpo_agent.engines.local.loss import Objective, clipped_objective
-from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.token_weights import token_weights
@@ -143,7 +142,7 @@ def _build_indices(
 ) -> None:
     """What a packed pass does before the model runs."""
     for batch in pack(samples, max_tokens):
-        flat_layout(batch, head_dim(model.config), model.dtype, model.device)
+        FlatLayouts(model.config, batch, model.dtype, model.device)
 
 
 def gradient(model: PreTrainedModel, call: Callable[[], Any]) -> Tensor:

@@ -110,12 +110,12 @@ def with_rollout_logprobs(model, sample, noise, seed=0, temperature=1.0):
     return replace(sample, logprobs=logprobs)
 
 
-def visible_places(batch):
+def visible_places(batch, window=None):
     """For each place of a packed row the places that it sees, read off the buckets."""
     seen = {}
-    for bucket in cut_into_buckets(batch)[0]:
+    for bucket in cut_into_buckets(batch, window)[0]:
         causal = np.tri(bucket.queries.shape[1], dtype=bool)
-        masks = [causal] * len(bucket.keys) if bucket.causal else bucket.seen(batch.exits)
+        masks = [causal] * len(bucket.keys) if bucket.causal else bucket.seen(batch)
         for row, keys, mask, own in zip(
             bucket.queries, bucket.keys, masks, bucket.own(), strict=True
         ):
@@ -162,13 +162,19 @@ def slow_flash_attention(
     is_causal,
     return_debug_mask,
     scale,
+    window_size_left=-1,
+    window_size_right=-1,
 ):
     """What the kernel of that name computes, sequence by sequence."""
-    assert is_causal and not dropout_p and not return_debug_mask
+    assert not dropout_p and not return_debug_mask
+    assert (is_causal, window_size_right) == ((True, -1) if window_size_left < 0 else (False, 0))
     parts = []
     for (start, end), (first, last) in zip(pairs(query_ends), pairs(key_ends), strict=True):
         assert end - start <= longest_stretch and last - first <= longest_path
-        hidden = torch.ones(end - start, last - first).tril(last - first - (end - start)) == 0
+        ahead = last - first - (end - start)
+        seen = torch.ones(end - start, last - first).tril(ahead)
+        hidden = seen if window_size_left < 0 else seen.triu(ahead - window_size_left)
+        hidden = hidden == 0
         q, k, v = (
             x.transpose(0, 1) for x in (queries[start:end], keys[first:last], values[first:last])
         )

@@ -140,7 +140,7 @@ def test_where_layers_cannot_be_compiled_one_line_says_so(make_model):
     assert "\n" not in told
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "gemma3"])
 def test_stretches_give_the_scores_and_gradients_of_buckets(make_model, monkeypatch, family):
     """On a GPU it is the kernel itself, in the precision that it is made for."""
     model = make_model(family, spread=0.1)

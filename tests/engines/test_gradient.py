@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -24,6 +26,11 @@ from tests.engines.graphs import (
 def norm_in_full_precision(self, hidden):
     variance = hidden.pow(2).mean(-1, keepdim=True)
     return self.weight * hidden * torch.rsqrt(variance + self.variance_epsilon)
+
+
+def gemma_norm_in_full_precision(self, hidden):
+    variance = hidden.pow(2).mean(-1, keepdim=True)
+    return (1.0 + self.weight) * hidden * torch.rsqrt(variance + self.eps)
 
 
 def per_edge_loss(model, samples, objective, aggregation, temperature=1.0, reference=None):
@@ -128,6 +135,18 @@ def test_gradient_equals_one_row_per_edge_to_rounding_without_the_norms_casts(
     monkeypatch.setattr(norm, "forward", norm_in_full_precision)
     assert len(pack(SAMPLES[-1:], max_tokens)) == (1 if max_tokens == 120 else 2)
     compare(make_model, tokenizer, SAMPLES, 1e-12, family=family, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(("longest", "max_tokens"), [(8, 120), (8, 40), (90, 2000), (90, 250)])
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_gradient_of_layers_with_a_sliding_window(
+    make_model, tokenizer, monkeypatch, family, longest, max_tokens
+):
+    """Edges shorter and longer than the window, in all layers and beside layers that see all."""
+    monkeypatch.setattr(MistralRMSNorm, "forward", norm_in_full_precision)
+    monkeypatch.setattr(Gemma3RMSNorm, "forward", gemma_norm_in_full_precision)
+    samples = SAMPLES if longest == 8 else [random_sample(seed, 7, longest) for seed in (2, 3)]
+    compare(make_model, tokenizer, samples, 1e-12, family=family, max_tokens=max_tokens)
 
 
 @pytest.mark.parametrize(("longest", "max_tokens"), [(8, 120), (8, 40), (90, 2000), (90, 250)])

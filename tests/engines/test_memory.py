@@ -11,6 +11,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
     MixtralConfig,
     Olmo2Config,
     OPTConfig,
@@ -121,6 +122,7 @@ FAMILIES = [
     Qwen3Config(**WIDE, **HEADS),
     Qwen3Config(**WIDE, **HEADS | {"head_dim": 24}),  # heads wider than their share of the layer
     Gemma3TextConfig(**WIDE, **HEADS),
+    MistralConfig(**WIDE, **HEADS, sliding_window=40),
     Olmo2Config(**WIDE, **HEADS),
     GPT2Config(**LAYER, num_attention_heads=8, n_positions=512),
     GPT2Config(**LAYER, num_attention_heads=8, n_positions=512, n_inner=80),

@@ -22,6 +22,7 @@ from graphpo_agent.engines.local.model import (
     check_vocabulary,
     computable,
     context_limit,
+    layer_windows,
     load_model,
     model_config,
     model_without_weights,
@@ -33,6 +34,7 @@ from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.rollout.scheduler import complete
 from graphpo_agent.types import SampleRequest, SamplingParams
+from tests.engines.tiny import WINDOW, long_rope
 
 
 @pytest.fixture
@@ -168,27 +170,24 @@ def test_a_tokenizer_larger_than_the_model_is_refused(make_model, tokenizer, tmp
         check_vocabulary(model, tokenizer)
 
 
-def test_a_sliding_window_bounds_the_context(make_model):
-    config = make_model(limit=100).config
-    assert context_limit(config) == 100
+def test_layers_have_the_windows_of_their_kind(make_model):
+    assert layer_windows(make_model("qwen2").config) == {None}
+    assert layer_windows(make_model("mistral").config) == {WINDOW}
+    assert layer_windows(make_model("gemma3").config) == {WINDOW, None}
+    config = make_model("qwen3_5").config
     config.sliding_window = 64
-    assert context_limit(config) == 64
+    assert layer_windows(config) == {None}, "its layers are of other kinds"
+    assert layer_windows(Qwen2MoeConfig(sliding_window=16)) == {None}, "switched off, it is 0"
 
 
-def test_a_window_that_is_switched_off_bounds_nothing():
-    assert context_limit(Qwen2MoeConfig(max_position_embeddings=96)) == 96
-    on = Qwen2MoeConfig(max_position_embeddings=96, sliding_window=16, use_sliding_window=True)
-    assert context_limit(on) == 16
-
-
-def long_rope(original):
-    return {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4,
-        "original_max_position_embeddings": original,
-    }
+def test_a_window_that_layers_do_not_tell_their_attention_is_refused(make_model):
+    model = make_model("llama", limit=100)
+    check_flat_layout(model, ComputeOptions())
+    model.config.sliding_window = 100
+    check_flat_layout(model, ComputeOptions())
+    model.config.sliding_window = 99
+    with pytest.raises(ModelError, match="do not tell their attention of the sliding_window"):
+        check_flat_layout(model, ComputeOptions())
 
 
 def test_positions_that_change_with_the_longest_context_bound_it(tokenizer):
@@ -232,9 +231,9 @@ def test_each_kind_of_layer_may_turn_its_positions_its_own_way(make_model):
 def test_a_reach_is_told_that_neither_model_nor_user_states(make_model):
     config = make_model(limit=100).config
     assert told_reach(config, 100) == []
-    config.layer_types, config.sliding_window = ["sliding_attention"] * 2, 30
+    config.rope_parameters = long_rope(30)
     (line,) = told_reach(config, 30)
-    assert "end at 30 tokens, not at the 100" in line
+    assert "end at 30 tokens, not at the 100" in line and "LongRoPE" in line
     assert told_reach(config, 20) == []  # as engine.max_context_tokens asks
 
 
@@ -246,8 +245,8 @@ def test_a_context_beyond_the_limit_is_refused_with_the_reason(make_model):
     with pytest.raises(ConfigError) as caught:
         check_context(101, context_limit(config), config)
     assert str(caught.value) == f"{beyond} 100 tokens"
-    config.sliding_window = 64
-    with pytest.raises(ConfigError, match=f"{beyond} 64 tokens of the 100 .* sliding window"):
+    config.rope_parameters = long_rope(64)
+    with pytest.raises(ConfigError, match=f"{beyond} 64 tokens of the 100 .* LongRoPE"):
         check_context(101, context_limit(config), config)
 
 

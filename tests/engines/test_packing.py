@@ -50,6 +50,8 @@ def visible_tokens(batch):
     assert places_on_stretches(batch) == seen
     for i in range(len(batch.token_ids)):
         assert seen[i] == [j for j in range(i + 1) if i < batch.exits[j]]
+    for window in (1, 3, 70):
+        assert visible_places(batch, window) == {i: path[-window:] for i, path in seen.items()}
     return {place: batch.token_ids[places].tolist() for place, places in seen.items()}
 
 
@@ -223,6 +225,16 @@ def test_what_is_longer_than_its_path_is_a_run_and_the_rest_is_blocks():
     assert runs == {(0, 100 + 300 + 4), (100, 699)}
     blocks = [bucket for bucket in buckets if not bucket.causal]
     assert sum(bucket.own_lengths.sum() for bucket in blocks) == 139 + 29
+
+
+def test_a_window_gathers_what_it_reaches():
+    sample = long_sample([100, 900, 700], [-1, 0, 1])
+    (batch,) = pack([sample], 10_000)
+    check_packed([sample], [batch])
+    buckets, _ = cut_into_buckets(batch, 40)
+    longest = max(bucket.own_lengths.max() for bucket in buckets)
+    assert not any(bucket.causal for bucket in buckets)
+    assert max(bucket.keys.shape[1] for bucket in buckets) == longest + 40 - 1
 
 
 def test_what_edges_begin_with_alike_is_one_token():

@@ -10,27 +10,29 @@ from graphpo_agent.engines.local import path_attention as module
 from graphpo_agent.engines.local.cache import PAGE, KVPool, KVShape
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.path_attention import path_attention
+from graphpo_agent.engines.local.scoring import Scoring
 
 
-def slow(queries, keys, values, slots, lengths, scaling):
+def slow(queries, keys, values, slots, lengths, scoring):
     groups = queries.shape[1] // keys.shape[1]
     out = torch.zeros_like(queries)
     for row, length in enumerate(lengths):
         path = torch.from_numpy(slots[row, :length].astype(np.int64))
+        path = path[-scoring.window :] if scoring.window else path
         for head in range(queries.shape[1]):
-            scores = keys[path, head // groups] @ queries[row, head] * scaling
+            scores = keys[path, head // groups] @ queries[row, head] * scoring.scaling
             out[row, head] = scores.softmax(0) @ values[path, head // groups]
     return out
 
 
-def case(seed, rows=7, heads=4, key_heads=2, dim=8, longest=13, dtype=torch.float64):
+def case(seed, rows=7, heads=4, key_heads=2, dim=8, longest=13, dtype=torch.float64, window=None):
     make = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
     queries = torch.randn(rows, heads, dim, generator=make, dtype=dtype)
     keys, values = (torch.randn(40, key_heads, dim, generator=make, dtype=dtype) for _ in "kv")
     slots = rng.integers(0, 40, (rows, longest + 2)).astype(np.int32)
     lengths = rng.integers(1, longest + 1, rows)
-    return queries, keys, values, slots, lengths, 0.3
+    return queries, keys, values, slots, lengths, Scoring(0.3, window)
 
 
 @given(
@@ -39,9 +41,10 @@ def case(seed, rows=7, heads=4, key_heads=2, dim=8, longest=13, dtype=torch.floa
     st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (3, 1)]),
     st.integers(1, 9),
     st.integers(1, 20),
+    st.none() | st.integers(1, 25),
 )
-def test_every_row_attends_to_its_own_path(seed, rows, heads, dim, longest):
-    given_case = case(seed, rows, *heads, dim, longest)
+def test_every_row_attends_to_its_own_path(seed, rows, heads, dim, longest, window):
+    given_case = case(seed, rows, *heads, dim, longest, window=window)
     torch.testing.assert_close(
         path_attention(*given_case), slow(*given_case), rtol=1e-12, atol=1e-12
     )

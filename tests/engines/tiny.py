@@ -1,12 +1,17 @@
-"""Tiny random models of five families and a tiny trained tokenizer, in the Hugging Face layout."""
+"""Tiny random models of seven families and a tiny trained tokenizer, in the Hugging Face layout."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -45,6 +50,21 @@ _DELTA_NETS = {
     "linear_num_value_heads": 4,
 }
 
+WINDOW = 7
+WINDOWED = ("mistral", "gemma3")
+"""Families with a sliding window of so many tokens: in every layer, and in one of two."""
+
+
+def long_rope(original: int) -> dict[str, Any]:
+    """Positions that are turned another way beyond so many; for heads of 8 numbers."""
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": original,
+    }
+
 
 def save_tokenizer(directory: Path) -> None:
     """A byte-level BPE tokenizer with ChatML control tokens and agent tags that are plain text."""
@@ -75,12 +95,18 @@ def tiny_model(
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM),
+        "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
         "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
         "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     }[family]
     own = _DELTA_NETS if family in DELTA_NETS else {"num_hidden_layers": 2}
     if family == "qwen3_next":
         own = own | {"mlp_only_layers": [0, 1, 2]}  # no experts
+    if family in WINDOWED:
+        own = own | {"sliding_window": WINDOW}
+    if family == "gemma3":
+        own = own | {"layer_types": ["sliding_attention", "full_attention"]}
     torch.manual_seed(0)
     config = config_class(
         vocab_size=vocab_size,

@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from graphpo_agent.engines.local.handed_on import handed_on
 from graphpo_agent.engines.local.linear_attention import over_recurrence
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.errors import ModelError
 
 __all__ = [
@@ -37,7 +38,7 @@ AttentionName = Literal["graphpo_cached", "graphpo_flat"]
 class CachedAttention(Protocol):
     """Knows the cache that a sampler's pass attends to."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """[1, N, H, D] for [1, H, N, D] queries and [1, K, N, D] new keys and values."""
         ...
 
@@ -49,6 +50,7 @@ def cached_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
+    sliding_window: int | None = None,
     cached_pass: CachedAttention | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
@@ -61,6 +63,7 @@ def cached_attention(
         value: [1, K, N, D].
         attention_mask: unused; ``cached_pass`` knows who sees whom.
         scaling: factor on the dot products.
+        sliding_window: tokens that are attended to, a token itself included; None: all.
         cached_pass: reaches this function as a keyword argument of the model's call.
         **extras: other arguments of the interface.
 
@@ -73,7 +76,8 @@ def cached_attention(
     check_plain(extras)
     # Under autocast rotary embeddings give float32, and the cache holds one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    return handed_on(cached_pass).attend(query, key, value, scaling), None
+    scoring = Scoring(scaling, sliding_window)
+    return handed_on(cached_pass).attend(query, key, value, scoring), None
 
 
 def grouped_attention(

@@ -18,6 +18,7 @@ from graphpo_agent.engines.local.attention import grouped_attention
 from graphpo_agent.engines.local.cache import KVPool
 from graphpo_agent.engines.local.contexts import Run
 from graphpo_agent.engines.local.running_rows import AttendingRows
+from graphpo_agent.engines.local.scoring import Scoring
 
 __all__ = ["CachedPass", "Piece", "next_pieces"]
 
@@ -78,20 +79,21 @@ class CachedPass:
         """Args: the pool, the rows, which have looked, and the pieces in the order of N."""
         self._pool = pool
         self._rows = rows
-        self._groups = [_group(group, start, pool) for start, group in _groups(pieces)]
+        self._pieces = _groups(pieces)
+        self._groups: dict[int | None, list[_Group]] = {}
         own = [piece.run.slots[-len(piece.run.token_ids) :] for piece in pieces]
         slots = [slot[piece.start : piece.end] for slot, piece in zip(own, pieces, strict=True)]
         self._new_slots = to_device(np.concatenate(slots), pool.device) if slots else None
         self._layer = 0
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """The next layer's attention; keys and values of the new tokens are written first.
 
         Args:
             query: [1, H, N, D].
             key: [1, K, N, D].
             value: [1, K, N, D].
-            scaling: factor on the dot products.
+            scoring: the layer's.
 
         Returns:
             [1, N, H, D].
@@ -101,21 +103,29 @@ class CachedPass:
         outputs, count = [], self._rows.num_looking
         if count:
             own = (queries[:count], keys[:count], values[:count])
-            outputs.append(self._rows.attend(layer, *own, scaling))
+            outputs.append(self._rows.attend(layer, *own, scoring))
         if self._new_slots is not None:
             self._pool.write(layer, self._new_slots, keys[count:], values[count:])
             outputs += [
-                _attend(self._pool, layer, queries[count:], group, scaling)
-                for group in self._groups
+                _attend(self._pool, layer, queries[count:], group, scoring)
+                for group in self._groups_within(scoring.window)
             ]
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
 
+    def _groups_within(self, window: int | None) -> list[_Group]:
+        """As layers with such a window see them."""
+        if window not in self._groups:
+            self._groups[window] = [
+                _group(group, start, self._pool, window) for start, group in self._pieces
+            ]
+        return self._groups[window]
 
-def _attend(pool: KVPool, layer: int, queries: Tensor, group: _Group, scaling: float) -> Tensor:
+
+def _attend(pool: KVPool, layer: int, queries: Tensor, group: _Group, scoring: Scoring) -> Tensor:
     """[tokens of the group, H, D]."""
     keys, values = pool.read(layer, group.slots)
     own = queries[group.queries].transpose(1, 2)
-    out = grouped_attention(own, keys, values, group.mask, scaling)
+    out = grouped_attention(own, keys, values, group.mask, scoring.scaling)
     return out.transpose(1, 2).reshape(-1, *queries.shape[1:]).index_select(0, group.picked)
 
 
@@ -136,18 +146,24 @@ def _groups(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:
     return groups
 
 
-def _group(pieces: Sequence[Piece], start: int, pool: KVPool) -> _Group:
+def _group(pieces: Sequence[Piece], start: int, pool: KVPool, window: int | None) -> _Group:
+    """Pieces that are computed together, with the keys that they see."""
     lengths = np.array([piece.num_queries for piece in pieces])
     paths = np.array([piece.num_keys for piece in pieces])
+    if window is not None:  # what no query sees is not gathered
+        paths = np.minimum(paths, lengths + window - 1)
     columns = np.arange(lengths.max())
     first = start + np.cumsum(lengths) - lengths
     queries = first[:, None] + np.minimum(columns, lengths[:, None] - 1)
     slots = np.zeros((len(pieces), paths.max()), np.int64)
-    for row, piece in zip(slots, pieces, strict=True):
-        row[: piece.num_keys] = piece.run.slots[: piece.num_keys]
+    for row, piece, count in zip(slots, pieces, paths.tolist(), strict=True):
+        row[:count] = piece.run.slots[piece.num_keys - count : piece.num_keys]
     last_seen = (paths - lengths)[:, None] + np.minimum(columns, lengths[:, None] - 1)
     columns_T = torch.arange(int(paths.max()), device=pool.device)
-    hidden = columns_T > to_device(last_seen, pool.device)[:, None, :, None]
+    last = to_device(last_seen, pool.device)[:, None, :, None]
+    hidden = columns_T > last
+    if window is not None:
+        hidden |= columns_T <= last - window
     mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=hidden.device)
     return _Group(
         to_device(queries, pool.device),

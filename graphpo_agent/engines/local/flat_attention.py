@@ -2,20 +2,21 @@
 
 Keys and values are gathered for every piece of the row (see ``pieces``). On a GPU that multiplies
 in 16 bits the pieces are the row's stretches, all of them in one FlashAttention kernel; elsewhere
-pieces of similar length are computed together.
+pieces of similar length are computed together. Layers with a sliding window have a layout of their
+own.
 
 Shapes: H query heads, K key/value heads (H = G K), D head dimension, N tokens of a flat row,
 E pieces of a bucket, Q queries, T keys.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig
 from transformers.masking_utils import AttentionMaskInterface
 
 from graphpo_agent.engines.local.arrays import to_device
@@ -25,6 +26,7 @@ from graphpo_agent.engines.local.attention import (
     no_mask,
 )
 from graphpo_agent.engines.local.handed_on import handed_on
+from graphpo_agent.engines.local.model import head_dim, layer_windows
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.stretch_attention import (
@@ -32,9 +34,10 @@ from graphpo_agent.engines.local.stretch_attention import (
     over_stretches,
     stretch_layout,
 )
+from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
-__all__ = ["BucketLayout", "flash_fits", "flat_layout"]
+__all__ = ["BucketLayout", "FlatLayouts", "Layout", "flash_fits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +60,91 @@ class BucketLayout:
     order: Tensor
 
 
-def flat_layout(
-    batch: PackedBatch, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> StretchLayout | BucketLayout:
-    """The layout of a row; ``head_dim`` and ``dtype`` are those of queries and keys."""
-    if flash_fits(head_dim, dtype, device):
-        return stretch_layout(batch, device)
-    buckets, order = cut_into_buckets(batch)
+Layout = StretchLayout | BucketLayout
+
+
+class FlatLayouts:
+    """The layouts of one flat row, one for each sliding window of a model's layers.
+
+    Layers tell their windows when they compute; ``check`` holds them against the configuration.
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        batch: PackedBatch,
+        dtype: torch.dtype,
+        device: torch.device,
+        flash: bool | None = None,
+    ) -> None:
+        """Lay a row out.
+
+        Args:
+            config: of the language model.
+            batch: the row.
+            dtype: of queries and keys.
+            device: where the layouts are to lie.
+            flash: whether FlashAttention computes them; by default where it can.
+        """
+        if flash is None:
+            flash = flash_fits(head_dim(config), dtype, device)
+        self._config = config
+        self._windows = layer_windows(config)
+        self._told: set[int | None] = set()
+        self._longest = int(batch.position_ids.max()) + 1
+        windows = {self._binding(window) for window in self._windows}
+        self.all: dict[int | None, Layout]
+        if flash:
+            stretches = stretch_layout(batch, device)
+            self.all = {window: replace(stretches, window=window) for window in windows}
+        else:
+            self.all = {window: _bucket_layout(batch, window, dtype, device) for window in windows}
+
+    def of(self, window: int | None) -> Layout:
+        """The layout for a layer.
+
+        Args:
+            window: its sliding window, as it tells it.
+
+        Raises:
+            ModelError: the model's configuration names no such window.
+        """
+        self._told.add(window)
+        layout = self.all.get(self._binding(window))
+        if layout is None:
+            raise self._told_otherwise()
+        return layout
+
+    def check(self) -> None:
+        """Raise ModelError unless layers have told what the configuration says.
+
+        A window as long as the longest context need not be told.
+        """
+        untold = [window for window in self._windows - self._told if window is not None]
+        if any(window < self._config.max_position_embeddings for window in untold):
+            raise self._told_otherwise()
+
+    def _binding(self, window: int | None) -> int | None:
+        """None where no path of the row is longer."""
+        return None if window is None or window >= self._longest else window
+
+    def _told_otherwise(self) -> ModelError:
+        return ModelError(
+            f"model {self._config.name_or_path}: its layers do not tell their attention of the "
+            "sliding_window that config.json states; set that to null, or use another model family"
+        )
+
+
+def _bucket_layout(
+    batch: PackedBatch, window: int | None, dtype: torch.dtype, device: torch.device
+) -> BucketLayout:
+    buckets, order = cut_into_buckets(batch, window)
     return BucketLayout(
         _flat([bucket.queries for bucket in buckets], device),
         _flat([bucket.keys for bucket in buckets], device),
         tuple((*bucket.queries.shape, bucket.keys.shape[1]) for bucket in buckets),
         tuple(
-            None if bucket.causal else _additive(bucket.seen(batch.exits), dtype, device)
+            None if bucket.causal else _additive(bucket.seen(batch), dtype, device)
             for bucket in buckets
         ),
         to_device(order, device),
@@ -98,7 +173,8 @@ def gathered_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    flat_layout: StretchLayout | BucketLayout | None = None,
+    sliding_window: int | None = None,
+    flat_layouts: FlatLayouts | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attention of every piece of a flat row to the gathered tokens of its path and to itself.
@@ -108,9 +184,10 @@ def gathered_attention(
         query: [1, H, N, D].
         key: [1, K, N, D].
         value: [1, K, N, D].
-        attention_mask: unused; ``flat_layout`` holds the masks.
+        attention_mask: unused; ``flat_layouts`` hold the masks.
         scaling: factor on the dot products.
-        flat_layout: reaches this function as a keyword argument of the model's call.
+        sliding_window: tokens that are attended to, a token itself included; None: all.
+        flat_layouts: reach this function as a keyword argument of the model's call.
         **extras: other arguments of the interface.
 
     Returns:
@@ -120,7 +197,7 @@ def gathered_attention(
         ModelError: the layer is more than softmax attention, or no layout reaches it.
     """
     check_plain(extras)
-    layout = handed_on(flat_layout)
+    layout = handed_on(flat_layouts).of(sliding_window)
     # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
     queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if isinstance(layout, StretchLayout):

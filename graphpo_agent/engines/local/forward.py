@@ -19,9 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
-from graphpo_agent.engines.local.flat_attention import flat_layout
+from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
-from graphpo_agent.engines.local.model import computable, head_dim, output_head
+from graphpo_agent.engines.local.model import computable, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.token_scores import token_scores
@@ -96,19 +96,23 @@ def score_tokens(
         temperature: divides the logits, as in sampling; > 0.
         compute: how.
         entropy_gradient: whether the entropies carry a gradient.
+
+    Raises:
+        ModelError: the model's layers do not tell what its configuration says of them.
     """
     device = model.device
     dtype = torch.bfloat16 if compute.autocast else model.dtype
-    layout = flat_layout(batch, head_dim(model.config), dtype, device)
+    layouts = FlatLayouts(model.config, batch, dtype, device)
     with torch.autocast(device.type, torch.bfloat16, enabled=compute.autocast):
         hidden_N_d = model.base_model(
             input_ids=to_device(batch.token_ids, device)[None],
             position_ids=to_device(batch.position_ids, device)[None],
             attention_mask=None,
             use_cache=False,
-            flat_layout=layout,
+            flat_layouts=layouts,
             recurrence=recurrence_of(model, batch, device),
         ).last_hidden_state[0]
+        layouts.check()
         scores = _score_blocks(output_head(model), hidden_N_d, batch, temperature, entropy_gradient)
     target_of = to_device(batch.target_of, device)
     of_trained = (x.index_select(0, target_of) for x in (scores.logprobs, scores.entropies))

@@ -30,21 +30,22 @@ __all__ = [
     "computable",
     "context_limit",
     "dropouts",
-    "full_attention_limit",
     "head_dim",
     "key_width",
+    "layer_windows",
     "load_model",
     "longest_context",
     "model_config",
     "model_without_weights",
     "output_head",
+    "position_limit",
     "stored_config",
     "told_reach",
     "usable_device",
 ]
 
 
-_SHORTER = "its sliding window, or the original context of its LongRoPE, goes no further"
+_SHORTER = "the original context of its LongRoPE goes no further"
 _DAMAGED_FILE = (
     AttributeError,
     EOFError,
@@ -272,7 +273,7 @@ def context_limit(config: PretrainedConfig) -> int:
     Raises:
         ModelError: the config states no maximum, or has layers that the flat layout cannot express.
     """
-    limit = full_attention_limit(config)
+    limit = position_limit(config)
     if not hasattr(config, "max_position_embeddings"):
         raise ModelError(
             f"model {config.name_or_path}: config.json has no max_position_embeddings; add it"
@@ -317,13 +318,26 @@ def longest_context(config: PretrainedConfig, wanted: int | None) -> int:
     return wanted
 
 
-def full_attention_limit(config: PretrainedConfig) -> int | None:
-    """The longest context, in tokens, in which every layer attends to every earlier token.
+def layer_windows(config: PretrainedConfig) -> frozenset[int | None]:
+    """The sliding windows of a model's attention layers; None is that of a layer without one.
 
-    A layer with a sliding window does so up to the window's length. LongRoPE turns all positions of
-    a pass another way as soon as one of them is beyond the original context, so that what a token
-    gets would depend on what else is computed: its limit is the original context. None: neither is
-    there.
+    A layer with a window of w tokens attends to a token and to the w - 1 before it.
+    """
+    values = config.to_dict()
+    window = values.get("sliding_window") or None  # 0, as Qwen2-MoE has it, is none
+    kinds = values.get("layer_types") or ["sliding_attention"]
+    return frozenset(
+        window if kind == "sliding_attention" else None
+        for kind in kinds
+        if kind != "linear_attention"
+    )
+
+
+def position_limit(config: PretrainedConfig) -> int | None:
+    """The longest context, in tokens, whose positions mean the same whatever else is computed.
+
+    LongRoPE turns all positions of a pass another way as soon as one of them is beyond the original
+    context: that is its limit. None: there is none.
 
     Raises:
         ModelError: the config has layers that are neither attention nor gated delta nets (as in
@@ -341,9 +355,7 @@ def full_attention_limit(config: PretrainedConfig) -> int | None:
             f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
             "supported; use a model with plain attention or gated delta nets in every layer"
         )
-    window = values.get("sliding_window")
-    windows = [int(window)] if window else []  # 0, as Qwen2-MoE has it, is none
-    return min([*_long_rope_limits(values), *windows], default=None)
+    return min(_long_rope_limits(values), default=None)
 
 
 def _long_rope_limits(values: Mapping[str, Any]) -> list[int]:

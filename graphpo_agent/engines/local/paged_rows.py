@@ -13,6 +13,7 @@ from torch import Tensor
 from graphpo_agent.engines.local.cache import PAGE, KVPool
 from graphpo_agent.engines.local.compiled import compiled
 from graphpo_agent.engines.local.path_attention import path_attention
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
 __all__ = ["PagedRows"]
@@ -77,13 +78,13 @@ class PagedRows:
         return len(self.members)
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
         """[R, H, D] attention of every row's new token to its path."""
         self._pool.write(layer, self._new, keys, values)
         all_keys, all_values = self._pool.layer(layer)
         slots = self._slots[: len(self.members)]
-        return path_attention(queries, all_keys, all_values, slots, self.lengths, scaling)
+        return path_attention(queries, all_keys, all_values, slots, self.lengths, scoring)
 
     def end(self, ended: BoolArray) -> list[IntArray]:
         """Give up rows; those behind them move up, so that siblings stay side by side."""

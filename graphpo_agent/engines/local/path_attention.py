@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graphpo_agent.engines.local.compiled import compiled
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["path_attention"]
@@ -35,7 +36,7 @@ def path_attention(
     values: Tensor,
     slots: NDArray[np.int32],
     lengths: IntArray,
-    scaling: float,
+    scoring: Scoring,
 ) -> Tensor:
     """[R, H, D] softmax attention of every row's query to its path.
 
@@ -45,18 +46,21 @@ def path_attention(
         values: [S, K, D].
         slots: [R, C] int32, where each path's tokens lie, in its first columns.
         lengths: [R] tokens of each path.
-        scaling: factor on the dot products.
+        scoring: the layer's.
     """
     num_heads, dim = queries.shape[1:]
-    scaled = (queries * scaling).contiguous().numpy()
+    ends = lengths
+    lengths = ends if scoring.window is None else np.minimum(ends, scoring.window)
+    scaled = (queries * scoring.scaling).contiguous().numpy()
     out = torch.empty(queries.shape, dtype=queries.dtype)
     for part in _blocks(lengths, num_heads):
-        paths, own = slots[part], lengths[part]
+        paths, end, own = slots[part], ends[part], lengths[part]
         scores = torch.empty((len(own), num_heads, int(own.max())), dtype=queries.dtype)
         size = num_heads * dim * int(own.sum())
-        _over_rows(_dot_products, size, scores.numpy(), scaled[part], keys.numpy(), paths, own)
+        given = scaled[part], keys.numpy(), paths, end, own
+        _over_rows(_dot_products, size, scores.numpy(), *given)
         weights = scores.softmax(-1).numpy()
-        _over_rows(_weighted_sums, size, out.numpy()[part], weights, values.numpy(), paths, own)
+        _over_rows(_weighted_sums, size, out.numpy()[part], weights, values.numpy(), *given[2:])
     return out
 
 
@@ -79,17 +83,21 @@ def _over_rows(
     rows: NDArray[Any],
     tokens: NDArray[Any],
     slots: NDArray[np.int32],
+    ends: IntArray,
     lengths: IntArray,
 ) -> None:
     """Run a kernel on all rows, a part of them in each of torch's threads if it is worth it."""
     num_threads = min(torch.get_num_threads(), len(rows), num_products // _PRODUCTS_OF_A_THREAD)
     if num_threads < 2:
-        kernel(out, rows, tokens, slots, lengths)
+        kernel(out, rows, tokens, slots, ends, lengths)
         return
     bounds = np.linspace(0, len(rows), num_threads + 1).astype(int)
     parts = [slice(start, end) for start, end in pairwise(bounds)]
     threads = _threads(torch.get_num_threads())
-    work = [threads.submit(kernel, out[p], rows[p], tokens, slots[p], lengths[p]) for p in parts]
+    work = [
+        threads.submit(kernel, out[p], rows[p], tokens, slots[p], ends[p], lengths[p])
+        for p in parts
+    ]
     for one in work:
         one.result()
 
@@ -112,17 +120,19 @@ def _dot_products(
     queries: NDArray[Any],
     keys: NDArray[Any],
     slots: NDArray[np.int32],
+    ends: IntArray,
     lengths: IntArray,
 ) -> None:
-    """Write [R, H, T] dot products; -inf behind the end of a path."""
+    """Write [R, H, T] dot products with the last ``lengths`` tokens of paths; -inf behind them."""
     num_rows, num_heads, dim = queries.shape
     group = num_heads // keys.shape[1]
     for row in range(num_rows):
         length = lengths[row]
+        path = slots[row, ends[row] - length : ends[row]]
         for head in range(num_heads):
             query = queries[row, head]
             for column in range(length):
-                key = keys[slots[row, column], head // group]
+                key = keys[path[column], head // group]
                 total = queries.dtype.type(0.0)
                 for i in range(dim):
                     total += query[i] * key[i]
@@ -136,17 +146,19 @@ def _weighted_sums(
     weights: NDArray[Any],
     values: NDArray[Any],
     slots: NDArray[np.int32],
+    ends: IntArray,
     lengths: IntArray,
 ) -> None:
-    """Write [R, H, D] sums of the values, weighted with [R, H, T]."""
+    """Write [R, H, D] sums of the values of these tokens, weighted with [R, H, T]."""
     num_rows, num_heads, dim = out.shape
     group = num_heads // values.shape[1]
     for row in range(num_rows):
+        path = slots[row, ends[row] - lengths[row] : ends[row]]
         for head in range(num_heads):
             total = out[row, head]
             total[:] = 0.0
             for column in range(lengths[row]):
-                value = values[slots[row, column], head // group]
+                value = values[path[column], head // group]
                 weight = weights[row, head, column]
                 for i in range(dim):
                     total[i] += weight * value[i]

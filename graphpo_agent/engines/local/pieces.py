@@ -8,6 +8,8 @@ an edge, its first child, that one's first child, and so on. They are cut into p
 * a *block*, some consecutive tokens of whatever edges. In depth-first order they attend to two
   things only, the path to the first of them and themselves, through a mask.
 
+Layers with a sliding window know blocks only, and of their paths what the window reaches.
+
 Pieces of similar length are computed together as one bucket. All index building is array arithmetic
 over whole rows.
 
@@ -15,6 +17,7 @@ Shapes: N tokens of a row, S stretches, E pieces of a bucket, Q queries and T ke
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -65,24 +68,32 @@ class Stretches:
         return cls(starts, lengths, parent, batch.position_ids[starts])
 
     def write_paths(
-        self, target: IntArray, begins: IntArray, stretch: IntArray, lengths: IntArray
+        self,
+        target: IntArray,
+        begins: IntArray,
+        stretch: IntArray,
+        lengths: IntArray,
+        hidden: IntArray,
     ) -> None:
         """Write E paths into ``target``, stretch by stretch upwards.
 
         Args:
             target: receives positions in the row.
-            begins: [E] where in ``target`` each path begins.
+            begins: [E] where in ``target`` each path would begin if nothing were left out.
             stretch: [E] the one in which each path ends.
             lengths: [E] tokens of each path, at least those before its stretch.
+            hidden: [E] how many of its first tokens are left out.
         """
         while len(stretch):
             before = self.before[stretch]
-            own = lengths - before
-            places = np.repeat(begins + before, own) + ranges(own)
-            target[places] = np.repeat(self.starts[stretch], own) + ranges(own)
+            first = np.maximum(before, hidden)
+            own = np.maximum(lengths - first, 0)
+            places = np.repeat(begins + first, own) + ranges(own)
+            target[places] = np.repeat(self.starts[stretch] + first - before, own) + ranges(own)
             stretch = self.parent[stretch]
-            kept = stretch >= 0
+            kept = (stretch >= 0) & (before > hidden)
             stretch, begins, lengths = stretch[kept], begins[kept], before[kept]
+            hidden = hidden[kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +115,10 @@ class Bucket:
         keys: [E, T] positions in the row: the path before the piece, then the piece, padded with
             its last. Of blocks the path is right-aligned, so that all blocks start in one column,
             and padded with position 0. Of runs the same as ``queries``.
-        path_lengths: [E] tokens of the path before the piece.
+        path_lengths: [E] tokens of the path before the piece, without those that are left out.
         own_lengths: [E] tokens of the piece.
         causal: whether these are runs.
+        window: tokens that a query sees at most, itself included; None: all of its path.
     """
 
     queries: IntArray
@@ -114,6 +126,7 @@ class Bucket:
     path_lengths: IntArray
     own_lengths: IntArray
     causal: bool
+    window: int | None = None
 
     def own(self) -> BoolArray:
         """[E, Q] which queries are the piece's own."""
@@ -121,34 +134,53 @@ class Bucket:
         columns = np.arange(self.queries.shape[1])
         return (columns >= first) & (columns < first + self.own_lengths[:, None])
 
-    def seen(self, exits: IntArray) -> BoolArray:
-        """[E, Q, T] whether a query of a block sees a key; ``exits`` is the row's."""
+    def seen(self, batch: PackedBatch) -> BoolArray:
+        """[E, Q, T] whether a query of a block sees a key; ``batch`` is the row."""
         before = self.keys.shape[1] - self.queries.shape[1]
         columns = np.arange(self.keys.shape[1])
         real = columns >= before - self.path_lengths[:, None]
         real &= columns < before + self.own_lengths[:, None]
         # A key is seen until its subtree ends, from itself on; all of the path comes before.
-        ends = np.where(real, exits[self.keys], 0).astype(np.int32)
+        ends = np.where(real, batch.exits[self.keys], 0).astype(np.int32)
         seen = self.queries.astype(np.int32)[:, :, None] < ends[:, None]
         seen[:, :, before:] &= np.tri(self.queries.shape[1], dtype=np.bool_)
+        if self.window is not None:
+            positions = batch.position_ids.astype(np.int32)
+            least = positions[self.queries] - self.window
+            seen &= positions[self.keys][:, None] > least[:, :, None]
         return seen
 
 
-def cut_into_buckets(batch: PackedBatch) -> tuple[tuple[Bucket, ...], IntArray]:
+def cut_into_buckets(
+    batch: PackedBatch, window: int | None = None
+) -> tuple[tuple[Bucket, ...], IntArray]:
     """The pieces of a row; every token is an own query of exactly one bucket.
+
+    Args:
+        batch: the row.
+        window: see ``Bucket``.
 
     Returns:
         The buckets, and [N] the place of each token among the queries of all buckets, flattened.
     """
     stretches = Stretches.of(batch)
-    first, own, causal = _pieces(batch, stretches)
+    first, own, causal = _pieces(batch, stretches, window)
     paths = batch.position_ids[first]
+    # Later edges of a block may lie higher up, and so begins what they see.
+    highest = np.minimum.reduceat(batch.position_ids, first)
+    hidden = 0 * paths if window is None else np.maximum(highest - window + 1, 0)
     buckets = []
     order = np.empty(len(batch.token_ids), np.int64)
     done = 0
-    for members in _groups(paths, own, causal):
+    for members in _groups(paths - hidden, own, causal):
         bucket = _bucket(
-            stretches, first[members], paths[members], own[members], bool(causal[members[0]])
+            stretches,
+            first[members],
+            paths[members],
+            hidden[members],
+            own[members],
+            bool(causal[members[0]]),
+            window,
         )
         buckets.append(bucket)
         counts = bucket.own()
@@ -157,14 +189,17 @@ def cut_into_buckets(batch: PackedBatch) -> tuple[tuple[Bucket, ...], IntArray]:
     return tuple(buckets), order
 
 
-def _pieces(batch: PackedBatch, stretches: Stretches) -> tuple[IntArray, IntArray, BoolArray]:
+def _pieces(
+    batch: PackedBatch, stretches: Stretches, window: int | None
+) -> tuple[IntArray, IntArray, BoolArray]:
     """Where the pieces of a row start, how many tokens they have, and which are runs."""
     is_run = stretches.lengths >= np.maximum(stretches.before, _SHORTEST_RUN)
+    is_run &= window is None
     # What lies between two runs is one stretch of blocks.
     begins = is_run | np.concatenate([[True], is_run[:-1]])
     starts, is_run = stretches.starts[begins], is_run[begins]
     lengths = np.diff(starts, append=len(batch.token_ids))
-    mean_path = float(batch.position_ids.mean()) + 1.0
+    mean_path = float(np.minimum(batch.position_ids + 1, window or inf).mean())
     size = np.where(is_run, lengths, _block_length(mean_path))
     counts = -(-lengths // size)
     within = ranges(counts) * np.repeat(size, counts)
@@ -195,14 +230,20 @@ def _groups(paths: IntArray, own: IntArray, causal: BoolArray) -> list[IntArray]
 
 
 def _bucket(
-    stretches: Stretches, first: IntArray, paths: IntArray, own: IntArray, causal: bool
+    stretches: Stretches,
+    first: IntArray,
+    paths: IntArray,
+    hidden: IntArray,
+    own: IntArray,
+    causal: bool,
+    window: int | None,
 ) -> Bucket:
-    """The pieces of ``own`` tokens that start at ``first``, behind ``paths`` tokens."""
-    longest = int(paths.max())
+    """The pieces of ``own`` tokens from ``first`` on, behind ``paths`` tokens, some ``hidden``."""
+    longest = int((paths - hidden).max())
     before = np.zeros((len(first), longest), np.int64)
     begins = np.arange(1, len(first) + 1) * longest - paths
     stretch = np.searchsorted(stretches.starts, first, side="right") - 1
-    stretches.write_paths(before.reshape(-1), begins, stretch, paths)
+    stretches.write_paths(before.reshape(-1), begins, stretch, paths, hidden)
     columns = np.arange(int(own.max()))
     queries = first[:, None] + np.minimum(columns, own[:, None] - 1)
     keys = np.concatenate([before, queries], axis=1)
@@ -210,4 +251,4 @@ def _bucket(
         shift = longest - paths[:, None] + np.arange(keys.shape[1])
         keys = np.take_along_axis(keys, np.minimum(shift, keys.shape[1] - 1), axis=1)
         queries = keys = np.ascontiguousarray(keys[:, : int((paths + own).max())])
-    return Bucket(queries, keys, paths, own, causal)
+    return Bucket(queries, keys, paths - hidden, own, causal, window)

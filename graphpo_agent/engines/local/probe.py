@@ -8,6 +8,7 @@ from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.cache import KVShape
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import computable
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.engines.local.state_pool import StateShape
 from graphpo_agent.errors import ModelError
 
@@ -56,7 +57,7 @@ class _Keys:
         self._model = model
         self._keys: list[Tensor] = []
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         if key.shape != value.shape:
             raise ModelError(
                 f"model {self._model.name_or_path} ({type(self._model).__name__}): keys of size "

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
 __all__ = ["AttendingRows", "RunningRows"]
@@ -26,7 +27,7 @@ class AttendingRows(Protocol):
         ...
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attention of every row's new token to its row, its own key and value written first.
 
@@ -35,7 +36,7 @@ class AttendingRows(Protocol):
             queries: [R, H, D] of the new tokens.
             keys: [R, K, D].
             values: [R, K, D].
-            scaling: factor on the dot products.
+            scoring: the layer's.
 
         Returns:
             [R, H, D].

@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import to_device
-from graphpo_agent.engines.local.flat_attention import BucketLayout, flash_fits, flat_layout
+from graphpo_agent.engines.local.flat_attention import FlatLayouts, flash_fits
 from graphpo_agent.engines.local.flat_recurrence import FlatRecurrence, recurrence_of
 from graphpo_agent.engines.local.forward import flat_passes
 from graphpo_agent.engines.local.model import head_dim, key_width, output_head
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch
-from graphpo_agent.engines.local.stretch_attention import StretchLayout, stretch_layout
+from graphpo_agent.engines.local.stretch_attention import StretchLayout
 
 __all__ = ["saved_bytes"]
 
@@ -65,22 +65,22 @@ def saved_bytes(
         ModelError: as ``flat_passes``.
     """
     dtype = torch.bfloat16 if compute.autocast else model.dtype
-    size = head_dim(model.config)
-    fits = flash_fits(size, dtype, device)
-    layout = stretch_layout(row, _CPU) if fits else flat_layout(row, size, dtype, _CPU)
+    flash = flash_fits(head_dim(model.config), dtype, device)
+    layouts = FlatLayouts(model.config, row, dtype, _CPU, flash)
     recurrence = recurrence_of(model, row, _CPU)
     compute = replace(compute, compile_layers=False)
     head = output_head(model).weight
     rounded = sum(p.nbytes for p in model.parameters()) // 2 if compute.autocast else 0
     with FakeTensorMode(allow_non_fake_inputs=True), _Answers():
         _put_on_cpu(model.eval())  # nothing is dropped
-        kept = _count(model, row, compute, layout, recurrence)
+        kept = _count(model, row, compute, layouts, recurrence)
         if compute.checkpoint_layers:
             every = replace(compute, checkpoint_layers=False)
-            whole = _count(model, row, every, layout, recurrence)
+            whole = _count(model, row, every, layouts, recurrence)
             kept += max((whole - kept) // model.config.num_hidden_layers, rounded)
     kept += len(row.target_ids) * head.shape[1] * dtype.itemsize
     kept += head.numel() * dtype.itemsize if compute.autocast else 0
+    layout = next(iter(layouts.all.values()))
     if isinstance(layout, StretchLayout):  # keys, values, their gradients, and these in float32
         gathered = len(layout.keys) * key_width(model.config)
         kept += gathered * (4 * dtype.itemsize + torch.float32.itemsize)
@@ -105,7 +105,7 @@ def _count(
     model: PreTrainedModel,
     row: PackedBatch,
     compute: ComputeOptions,
-    layout: StretchLayout | BucketLayout,
+    layouts: FlatLayouts,
     recurrence: FlatRecurrence | None,
 ) -> int:
     """Bytes that a forward pass keeps, weights left out."""
@@ -127,7 +127,7 @@ def _count(
                 position_ids=to_device(row.position_ids, _CPU)[None],
                 attention_mask=None,
                 use_cache=False,
-                flat_layout=layout,
+                flat_layouts=layouts,
                 recurrence=recurrence,
             )
         except (DataDependentOutputException, DynamicOutputShapeException) as error:

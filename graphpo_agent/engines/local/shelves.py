@@ -13,6 +13,7 @@ from torch import Tensor
 from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.attention import folded_attention
 from graphpo_agent.engines.local.cache import KVPool, KVShape
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
 __all__ = ["Shelf", "Shelves", "shelf_capacity"]
@@ -94,17 +95,17 @@ class Shelves:
             shelf.look(to_device(shelf.lengths - 1, shelf.device), int(shelf.lengths.max()))
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
         """[R, H, D] attention of every row's new token to its row."""
         shelves = self.in_use
         if len(shelves) == 1:
-            return shelves[0].attend(layer, queries, keys, values, scaling)
+            return shelves[0].attend(layer, queries, keys, values, scoring)
         sizes = [shelf.num_looking for shelf in shelves]
         parts = (x.split(sizes) for x in (queries, keys, values))
         return torch.cat(
             [
-                shelf.attend(layer, own_queries, own_keys, own_values, scaling)
+                shelf.attend(layer, own_queries, own_keys, own_values, scoring)
                 for shelf, own_queries, own_keys, own_values in zip(shelves, *parts, strict=True)
             ]
         )
@@ -165,7 +166,8 @@ class Shelf:
         )
         self._seen, self._unseen = self._rows.new_zeros(()), self._rows.new_full((), -torch.inf)
         self._places = (torch.empty(0), torch.empty(0))
-        self._mask = torch.empty(0)
+        self._num_columns = 0
+        self._masks: dict[int | None, Tensor] = {}
 
     def add(self, members: IntArray, prefixes: Sequence[IntArray], pool: KVPool) -> None:
         """One row more for each member, holding the tokens at its prefix's pool slots.
@@ -270,10 +272,8 @@ class Shelf:
             last: [R] the column of each row's new token, for the first rows that are held.
             num_columns: T, beyond all of them.
         """
-        columns = torch.arange(num_columns, device=last.device)
-        mask = torch.where(columns > last[:, None], self._unseen, self._seen)
         self._places = (torch.arange(len(last), device=last.device), last)
-        self._mask = mask[:, None, None]
+        self._num_columns, self._masks = num_columns, {}
 
     @property
     def num_looking(self) -> int:
@@ -281,10 +281,12 @@ class Shelf:
         return len(self._places[1])
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
         """[R, H, D] attention of every row's new token to its row."""
-        (rows, last), num_columns = self._places, self._mask.shape[-1]
+        (rows, last), num_columns = self._places, self._num_columns
+        if scoring.window not in self._masks:
+            self._masks[scoring.window] = self._mask(scoring.window)
         all_keys, all_values = self._rows[2 * layer], self._rows[2 * layer + 1]
         all_keys[rows, :, last] = keys
         all_values[rows, :, last] = values
@@ -292,6 +294,15 @@ class Shelf:
             queries[:, :, None],
             all_keys[: len(rows), :, :num_columns],
             all_values[: len(rows), :, :num_columns],
-            self._mask,
-            scaling,
+            self._masks[scoring.window],
+            scoring.scaling,
         )[:, :, 0]
+
+    def _mask(self, window: int | None) -> Tensor:
+        """[R, 1, 1, T] 0 where a new token sees a column, else -inf."""
+        last = self._places[1][:, None]
+        columns = torch.arange(self._num_columns, device=last.device)
+        unseen = columns > last
+        if window is not None:
+            unseen |= columns <= last - window
+        return torch.where(unseen, self._unseen, self._seen)[:, None, None]

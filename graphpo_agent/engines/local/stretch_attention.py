@@ -32,6 +32,7 @@ class StretchLayout:
         key_ends: [S + 1] int32 where each path ends among ``keys``.
         longest_stretch: tokens.
         longest_path: tokens, the stretch included.
+        window: tokens of its path that a token sees at most, itself included; None: all.
     """
 
     keys: Tensor
@@ -39,6 +40,14 @@ class StretchLayout:
     key_ends: Tensor
     longest_stretch: int
     longest_path: int
+    window: int | None = None
+
+    @property
+    def kernel(self) -> dict[str, Any]:
+        """Who sees whom, in the kernel's words; it aligns queries with the ends of their paths."""
+        if self.window is None:
+            return {"is_causal": True}
+        return {"is_causal": False, "window_size_left": self.window - 1, "window_size_right": 0}
 
     @property
     def sizes(self) -> tuple[Tensor, Tensor, int, int]:
@@ -52,7 +61,7 @@ def stretch_layout(batch: PackedBatch, device: torch.device) -> StretchLayout:
     paths = stretches.before + stretches.lengths
     ends = np.cumsum(paths)
     keys = np.empty(ends[-1], np.int64)
-    stretches.write_paths(keys, ends - paths, np.arange(len(paths)), paths)
+    stretches.write_paths(keys, ends - paths, np.arange(len(paths)), paths, 0 * paths)
     return StretchLayout(
         to_device(keys, device),
         _ends(np.cumsum(stretches.lengths), device),
@@ -100,16 +109,16 @@ class _OverStretches(torch.autograd.Function):
         layout: StretchLayout,
         scaling: float,
     ) -> Tensor:
-        """The kernel aligns queries with the ends of their paths."""
+        """Attention; what is kept is as long as the row."""
         out, *rest = torch.ops.aten._flash_attention_forward(
             queries,
             keys.index_select(0, layout.keys),
             values.index_select(0, layout.keys),
             *layout.sizes,
             dropout_p=0.0,
-            is_causal=True,
             return_debug_mask=False,
             scale=scaling,
+            **layout.kernel,
         )
         logsumexp, rng_state, unused, _ = rest
         ctx.save_for_backward(queries, keys, values, out, logsumexp, rng_state, unused)
@@ -129,10 +138,10 @@ class _OverStretches(torch.autograd.Function):
             logsumexp,
             *ctx.layout.sizes,
             dropout_p=0.0,
-            is_causal=True,
             rng_state=rng_state,
             unused=unused,
             scale=ctx.scaling,
+            **ctx.layout.kernel,
         )
         return (
             of_queries,

@@ -30,7 +30,7 @@ from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.engine.utils import postprocess_batch_func
 
 from graphpo_agent.engines.local.arrays import ranges, to_device
-from graphpo_agent.engines.local.flat_attention import flat_layout
+from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.forward import KERNELS, check_scores
 from graphpo_agent.engines.local.linear_attention import over_recurrence
@@ -41,7 +41,6 @@ from graphpo_agent.engines.local.lora import (
     merged_weights,
     plain_model,
 )
-from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.verl.shared_rows import divided, flat_row, micro_batches
 from graphpo_agent.graph.arrays import BoolArray, IntArray
@@ -206,13 +205,13 @@ class SharedPrefixEngine(_Base):
         packed = flat_row(token_ids, offsets, trained)
         self._computed = len(packed.token_ids)
         device = torch.device(get_device_id())
-        dim = head_dim(self.module.config.get_text_config())
+        config = self.module.config.get_text_config()
         inputs = {
             "input_ids": to_device(packed.token_ids, device)[None],
             "position_ids": to_device(packed.position_ids, device)[None],
             "attention_mask": None,
             "logits_to_keep": to_device(packed.predictors, device),
-            "flat_layout": flat_layout(packed, dim, self._autocast_dtype, device),
+            "flat_layouts": FlatLayouts(config, packed, self._autocast_dtype, device),
             "recurrence": recurrence_of(self.module, packed, device),
         }
         return inputs, packed
@@ -232,6 +231,7 @@ class SharedPrefixEngine(_Base):
             inputs, packed = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
             with _over_flat_rows(self.module):
                 of_targets = self.module(**inputs, use_cache=False).logits[0]
+        inputs["flat_layouts"].check()
         targets, target_of = (
             to_device(array, rows.device) for array in (packed.target_ids, packed.target_of)
         )

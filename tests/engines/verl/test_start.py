@@ -16,7 +16,8 @@ from graphpo_agent.engines.vllm_start import model_arguments
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.train_verl import _check_attention, _check_context, _Watch
+from graphpo_agent.train_verl import _check_context, _check_positions, _Watch
+from tests.engines.tiny import long_rope
 from tests.engines.verl.test_settings import config
 
 
@@ -97,19 +98,19 @@ def test_contexts_reach_as_far_as_vllm_and_our_attention_do(tmp_path: Path) -> N
     _check_context(config(model, "engine.max_context_tokens=256"))
     with pytest.raises(ConfigError, match="max_context_tokens is 257"):
         _check_context(config(model, "engine.max_context_tokens=257"))
-    window = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 0}
-    Qwen2Config(**window).save_pretrained(tmp_path / "window")
-    model = f"model.path={tmp_path / 'window'}"
-    _check_attention(config(model, "engine.max_context_tokens=48"))
-    _check_attention(config(model, "engine.max_context_tokens=49", "engine.share_prefixes=false"))
-    with pytest.raises(ConfigError, match="attends to 48 tokens at most"):
-        _check_attention(config(model, "engine.max_context_tokens=49"))
+    turned = Qwen2Config(hidden_size=32, num_attention_heads=4, rope_parameters=long_rope(48))
+    turned.save_pretrained(tmp_path / "turned")
+    model = f"model.path={tmp_path / 'turned'}"
+    _check_positions(config(model, "engine.max_context_tokens=48"))
+    _check_positions(config(model, "engine.max_context_tokens=49", "engine.share_prefixes=false"))
+    with pytest.raises(ConfigError, match="original context of 48 tokens"):
+        _check_positions(config(model, "engine.max_context_tokens=49"))
 
 
 def test_of_a_model_that_takes_images_the_language_model_is_meant(tmp_path: Path) -> None:
     Qwen3_5Config(text_config={"attention_dropout": 0.1}).save_pretrained(tmp_path)
     name = str(tmp_path)
-    _check_attention(config(f"model.path={name}"))
+    _check_positions(config(f"model.path={name}"))
     assert dropouts(stored_config(name)) == ["text_config.attention_dropout"]
     assert dropouts(model_config(name)) == ["attention_dropout"]
     told = model_arguments(name)
