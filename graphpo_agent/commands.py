@@ -20,7 +20,8 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, SftConfig, VerlEngineConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
-from graphpo_agent.engines.local.model import model_config, told_reach
+from graphpo_agent.engines.local.model import model_config
+from graphpo_agent.engines.local.reach import told_reach
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
 from graphpo_agent.evals.heldout import Evaluation, Judged, by_level, measured, sample
 from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts

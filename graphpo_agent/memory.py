@@ -36,13 +36,10 @@ from graphpo_agent.engines.local.memory import (
     product_bytes,
     token_bytes,
 )
-from graphpo_agent.engines.local.model import (
-    context_limit,
-    model_config,
-    usable_device,
-)
+from graphpo_agent.engines.local.model import model_config, usable_device
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.parts import row_limit
+from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.engines.local.saved import saved_bytes
 from graphpo_agent.engines.local.shelves import shelf_capacity
 from graphpo_agent.engines.minibatches import num_minibatches

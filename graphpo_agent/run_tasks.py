@@ -6,7 +6,8 @@ from pathlib import Path
 
 from graphpo_agent.config import RunConfig, VerlEngineConfig, VllmEngineConfig
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.engines.local.model import longest_context, model_config
+from graphpo_agent.engines.local.model import model_config
+from graphpo_agent.engines.local.reach import longest_context
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Expander

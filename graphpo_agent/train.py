@@ -23,7 +23,8 @@ from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config
 from graphpo_agent.data.stream import TaskStream
-from graphpo_agent.engines.local.model import model_config, told_reach
+from graphpo_agent.engines.local.model import model_config
+from graphpo_agent.engines.local.reach import told_reach
 from graphpo_agent.errors import RunError
 from graphpo_agent.evals.heldout import Evaluation, judged_paths, measured, sample
 from graphpo_agent.graph.budget import Budget

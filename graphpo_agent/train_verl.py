@@ -11,13 +11,8 @@ import torch
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.build import build_expander, device_of, model_in_outline
 from graphpo_agent.config import RunConfig
-from graphpo_agent.engines.local.model import (
-    check_context,
-    dropouts,
-    model_config,
-    position_limit,
-    stored_config,
-)
+from graphpo_agent.engines.local.model import dropouts, model_config, quantization, stored_config
+from graphpo_agent.engines.local.reach import check_context, position_limit
 from graphpo_agent.engines.verl.launch import (
     check_answers,
     compose,
@@ -32,7 +27,7 @@ from graphpo_agent.engines.verl.settings import (
     verl_settings,
 )
 from graphpo_agent.engines.vllm_start import check_cpu_precision, model_arguments
-from graphpo_agent.errors import ConfigError, RunError, first_line
+from graphpo_agent.errors import ConfigError, ModelError, RunError, first_line
 from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
@@ -121,6 +116,7 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
     _check_machines(config)
     _check_context(config)
     _check_positions(config)
+    _check_weights(config.model.path)
     if _device(config) == "cpu":
         path = config.model.path
         check_cpu_precision(path, model_config(path), config.model.vllm_dtype)
@@ -163,6 +159,16 @@ def _check_positions(config: RunConfig) -> None:
             f"model {config.model.path} has LongRoPE with an original context of {limit} tokens, "
             f"fewer than engine.max_context_tokens {engine.max_context_tokens}: lower that, or set "
             "engine.share_prefixes=false"
+        )
+
+
+def _check_weights(path: str) -> None:
+    """Raise ModelError where verl cannot load and save a model's weights as they are trained."""
+    quantized = quantization(path)
+    if quantized is not None:
+        raise ModelError(
+            f"model {path}: its weights are quantized ({quantized}); through verl use the model in "
+            "full precision"
         )
 
 

@@ -7,10 +7,11 @@ import pytest
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local.cache import PAGE
-from graphpo_agent.engines.local.model import context_limit, load_model
+from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.probe import kv_shape
+from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.memory import describe_memory, memory_of
 from tests.engines.graphs import counted_bytes, tree_sample
 from tests.worlds import run_arguments

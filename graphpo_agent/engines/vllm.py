@@ -4,8 +4,8 @@ vLLM runs inside this process, so that one ``advance`` is one step of its engine
 weights reach it without a file between.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -272,11 +272,14 @@ class VllmEngine:
         model_class.do_not_compile = True
 
     def _check_agreement(self) -> None:
+        """Compare with other weights than vLLM has loaded: it keeps those that it does not take."""
         name = self._learner.model.name_or_path
         other = "use engine.kind=local"
         try:
+            with _other_weights(self._learner.model):
+                self._publish()
+                distance = self._distance(self.policy.tokenizer.encode("1 + 1 = 2"))
             self._publish()
-            distance = self._distance(self.policy.tokenizer.encode("1 + 1 = 2"))
         except (KeyError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"vllm does not take the weights of {name} over: {first_line(error)}; {other}"
@@ -284,8 +287,8 @@ class VllmEngine:
         if distance > (_ROUNDING_32 if self.policy.dtype == torch.float32 else _ROUNDING_16):
             raise ConfigError(
                 f"vllm computes other log-probabilities for {name} than transformers, by "
-                f"{distance:.2g} on average: it would sample from another policy than is trained; "
-                f"{other}"
+                f"{distance:.2g} on average, or does not take all weights over: it would sample "
+                f"from another policy than is trained; {other}"
             )
 
     def _distance(self, prompt: Sequence[int]) -> float:
@@ -334,6 +337,22 @@ class VllmEngine:
     def _publish(self) -> None:
         """Give the learner's weights to the policy."""
         self.policy.load_weights(weights_as_saved(self._learner.model))
+
+
+@contextmanager
+def _other_weights(model: nn.Module) -> Iterator[None]:
+    """All weights move up by one column inside the ``with`` block, to the bit back behind it."""
+
+    def move(columns: int) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.roll(columns, -1))
+
+    move(1)
+    try:
+        yield
+    finally:
+        move(-1)
 
 
 def _tied_to_head(model: nn.Module) -> str | None:

@@ -14,12 +14,8 @@ from pydantic import ValidationError
 from transformers import PretrainedConfig
 
 from graphpo_agent.engines.local.linear_attention import conv_width
-from graphpo_agent.engines.local.model import (
-    head_dim,
-    longest_context,
-    model_config,
-    stored_config,
-)
+from graphpo_agent.engines.local.model import head_dim, model_config, stored_config
+from graphpo_agent.engines.local.reach import longest_context
 from graphpo_agent.errors import ConfigError, GraphPOError
 
 if TYPE_CHECKING:

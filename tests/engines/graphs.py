@@ -159,41 +159,77 @@ def slow_flash_attention(
     longest_path,
     *,
     dropout_p,
-    is_causal,
     return_debug_mask,
-    scale,
-    window_size_left=-1,
-    window_size_right=-1,
+    **kernel,
 ):
     """What the kernel of that name computes, sequence by sequence."""
     assert not dropout_p and not return_debug_mask
-    assert (is_causal, window_size_right) == ((True, -1) if window_size_left < 0 else (False, 0))
-    parts = []
-    for (start, end), (first, last) in zip(pairs(query_ends), pairs(key_ends), strict=True):
-        assert end - start <= longest_stretch and last - first <= longest_path
-        ahead = last - first - (end - start)
-        seen = torch.ones(end - start, last - first).tril(ahead)
-        hidden = seen if window_size_left < 0 else seen.triu(ahead - window_size_left)
-        hidden = hidden == 0
-        q, k, v = (
-            x.transpose(0, 1) for x in (queries[start:end], keys[first:last], values[first:last])
-        )
-        k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
-        weights = (scale * q @ k.transpose(1, 2)).masked_fill(hidden, -torch.inf).softmax(-1)
-        parts.append((weights @ v).transpose(0, 1))
+    parts, sums = [], []
+    for own, path in zip(pairs(query_ends), pairs(key_ends), strict=True):
+        assert own[1] - own[0] <= longest_stretch and path[1] - path[0] <= longest_path
+        scores, _, _, v = scores_of(queries, keys, values, own, path, **kernel)
+        parts.append((scores.softmax(-1) @ v).transpose(0, 1))
+        sums.append(scores.logsumexp(-1))
     nothing = torch.empty(0)
-    return torch.cat(parts), nothing, nothing, nothing, nothing
+    return torch.cat(parts), torch.cat(sums, 1), nothing, nothing, nothing
+
+
+def scores_of(
+    queries,
+    keys,
+    values,
+    own,
+    path,
+    *,
+    scale,
+    is_causal,
+    window_size_left=-1,
+    window_size_right=-1,
+):
+    """[H, Q, T] scores of one sequence, -inf where nothing is seen, and [H, ., D] of all heads."""
+    assert (is_causal, window_size_right) == ((True, -1) if window_size_left < 0 else (False, 0))
+    q = queries[slice(*own)].transpose(0, 1)
+    k, v = (x[slice(*path)].transpose(0, 1) for x in (keys, values))
+    k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+    ahead = k.shape[1] - q.shape[1]
+    seen = torch.ones(q.shape[1], k.shape[1]).tril(ahead)
+    if window_size_left >= 0:
+        seen = seen.triu(ahead - window_size_left)
+    return (scale * q @ k.transpose(1, 2)).masked_fill(seen == 0, -torch.inf), q, k, v
 
 
 def slow_flash_attention_backward(
-    gradient, queries, keys, values, out, logsumexp, *sizes, rng_state, unused, **options
+    gradient,
+    queries,
+    keys,
+    values,
+    out,
+    logsumexp,
+    query_ends,
+    key_ends,
+    *_,
+    dropout_p,
+    rng_state,
+    unused,
+    scale,
+    **kernel,
 ):
-    """The gradients of ``slow_flash_attention``."""
-    inputs = [x.detach().requires_grad_() for x in (queries, keys, values)]
-    with torch.enable_grad():
-        found, *_ = slow_flash_attention(*inputs, *sizes, **options, return_debug_mask=False)
-    assert torch.equal(found, out)
-    return torch.autograd.grad(found, inputs, gradient)
+    """What the kernel computes: weights anew from scores and logsumexp, and the output as given."""
+    found = [torch.zeros_like(x) for x in (queries, keys, values)]
+    for own, path in zip(pairs(query_ends), pairs(key_ends), strict=True):
+        scores, q, k, v = scores_of(queries, keys, values, own, path, scale=scale, **kernel)
+        weights = (scores - logsumexp[:, slice(*own), None]).exp()
+        g, o = (x[slice(*own)].transpose(0, 1) for x in (gradient, out))
+        of_scores = weights * (g @ v.transpose(1, 2) - (g * o).sum(-1, keepdim=True))
+        parts = (
+            scale * of_scores @ k,
+            scale * of_scores.transpose(1, 2) @ q,
+            weights.transpose(1, 2) @ g,
+        )
+        for total, part, place in zip(found, parts, (own, path, path), strict=True):
+            heads = part.unflatten(0, (total.shape[1], -1)).sum(1)
+            total[slice(*place)] += heads.transpose(0, 1)
+    return tuple(found)
 
 
 def counted_bytes(config, batch, compute, adapters=False, dtype=torch.float32):

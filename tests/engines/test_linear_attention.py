@@ -15,15 +15,11 @@ from graphpo_agent.engines.local.checkpoint import write_model
 from graphpo_agent.engines.local.delta_rule import gated_delta_rule
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.linear_attention import state_bytes
-from graphpo_agent.engines.local.model import (
-    context_limit,
-    load_model,
-    model_config,
-    model_without_weights,
-)
+from graphpo_agent.engines.local.model import load_model, model_config, model_without_weights
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.probe import state_shape
+from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.state_pool import StatePool
 from graphpo_agent.engines.tokenizer import HfTokenizer

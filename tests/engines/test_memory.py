@@ -9,6 +9,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -130,6 +131,7 @@ FAMILIES = [
     GPTNeoXConfig(**WIDE, num_attention_heads=8),
     MixtralConfig(num_local_experts=4, **WIDE, **HEADS),
     Qwen3MoeConfig(**EXPERTS, **WIDE, **HEADS),
+    GptOssConfig(num_local_experts=4, num_experts_per_tok=2, **WIDE, **HEADS),
     Qwen3_5TextConfig(**WIDE, **HEADS, **STATES),
     Qwen3NextConfig(**EXPERTS, **WIDE, **HEADS, **STATES, shared_expert_intermediate_size=64),
     Phi3Config(  # whose angles depend on the longest context of a pass

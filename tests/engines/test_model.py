@@ -8,9 +8,6 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2MoeConfig,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -18,23 +15,17 @@ from transformers import (
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.forward import check_flat_layout
 from graphpo_agent.engines.local.model import (
-    check_context,
     check_vocabulary,
     computable,
-    context_limit,
-    layer_windows,
     load_model,
     model_config,
     model_without_weights,
-    told_reach,
     usable_device,
 )
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.sampler import LocalPolicy
-from graphpo_agent.errors import ConfigError, ModelError
-from graphpo_agent.rollout.scheduler import complete
-from graphpo_agent.types import SampleRequest, SamplingParams
-from tests.engines.tiny import WINDOW, long_rope
+from graphpo_agent.errors import ModelError
+from tests.engines.tiny import tiny_model
 
 
 @pytest.fixture
@@ -170,16 +161,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(make_model, tokenizer, tmp
         check_vocabulary(model, tokenizer)
 
 
-def test_layers_have_the_windows_of_their_kind(make_model):
-    assert layer_windows(make_model("qwen2").config) == {None}
-    assert layer_windows(make_model("mistral").config) == {WINDOW}
-    assert layer_windows(make_model("gemma3").config) == {WINDOW, None}
-    config = make_model("qwen3_5").config
-    config.sliding_window = 64
-    assert layer_windows(config) == {None}, "its layers are of other kinds"
-    assert layer_windows(Qwen2MoeConfig(sliding_window=16)) == {None}, "switched off, it is 0"
-
-
 def test_a_window_that_layers_do_not_tell_their_attention_is_refused(make_model):
     model = make_model("llama", limit=100)
     check_flat_layout(model, ComputeOptions())
@@ -188,80 +169,6 @@ def test_a_window_that_layers_do_not_tell_their_attention_is_refused(make_model)
     model.config.sliding_window = 99
     with pytest.raises(ModelError, match="do not tell their attention of the sliding_window"):
         check_flat_layout(model, ComputeOptions())
-
-
-def test_positions_that_change_with_the_longest_context_bound_it(tokenizer):
-    config = Phi3Config(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        original_max_position_embeddings=24,
-        rope_parameters=long_rope(24),
-        initializer_range=0.3,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    model = Phi3ForCausalLM(config).eval()
-    policy = LocalPolicy(model, tokenizer)
-    prompts = [[5, 6, 7], list(range(10, 22))]
-    requests = [SampleRequest(policy.open(prompt), 0, 100) for prompt in prompts]
-    for prompt, completion in zip(
-        prompts, complete(policy, requests, SamplingParams()), strict=True
-    ):
-        tokens = list(completion.token_ids)
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0]
-        rows = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
-        expected = logits.log_softmax(-1)[rows, tokens]
-        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
-    assert context_limit(config) == 24
-
-
-def test_each_kind_of_layer_may_turn_its_positions_its_own_way(make_model):
-    config = make_model(limit=100).config
-    plain = {"rope_type": "default", "rope_theta": 10000.0}
-    config.rope_parameters = {"full_attention": long_rope(40), "sliding_attention": plain}
-    assert context_limit(config) == 40
-
-
-def test_a_reach_is_told_that_neither_model_nor_user_states(make_model):
-    config = make_model(limit=100).config
-    assert told_reach(config, 100) == []
-    config.rope_parameters = long_rope(30)
-    (line,) = told_reach(config, 30)
-    assert "end at 30 tokens, not at the 100" in line and "LongRoPE" in line
-    assert told_reach(config, 20) == []  # as engine.max_context_tokens asks
-
-
-def test_a_context_beyond_the_limit_is_refused_with_the_reason(make_model):
-    config = make_model(limit=100).config
-    config.name_or_path = "models/policy"
-    check_context(100, context_limit(config), config)
-    beyond = "engine.max_context_tokens is 101, but models/policy holds"
-    with pytest.raises(ConfigError) as caught:
-        check_context(101, context_limit(config), config)
-    assert str(caught.value) == f"{beyond} 100 tokens"
-    config.rope_parameters = long_rope(64)
-    with pytest.raises(ConfigError, match=f"{beyond} 64 tokens of the 100 .* LongRoPE"):
-        check_context(101, context_limit(config), config)
-
-
-def test_layers_that_are_not_attention_are_refused(make_model):
-    config = make_model().config
-    config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ModelError, match="linear_attention"):
-        context_limit(config)
-
-
-def test_layers_that_pick_earlier_tokens_are_refused(make_model):
-    config = make_model().config
-    config.index_topk = 16
-    with pytest.raises(ModelError, match="indexed_attention"):
-        context_limit(config)
 
 
 def test_a_local_directory_never_reaches_for_the_network(model_dir, tokenizer_dir, monkeypatch):
@@ -334,3 +241,51 @@ def test_what_fails_in_every_precision_or_for_memory_is_not_blamed_on_it(make_mo
     ]:
         with pytest.raises(type(error)), computable(model):
             raise error
+
+
+def save_in_mxfp4(place):
+    """A tiny gpt-oss as its authors save it: numbers of 4 bits, 32 of them with one exponent."""
+    tiny_model("gpt_oss", 300).float().save_pretrained(place)
+    weights, packed = load_file(place / "model.safetensors"), {}
+    make = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, ins, outs = weight.shape
+            groups = (experts, outs, ins // 32)
+            packed[f"{name}_blocks"] = torch.randint(
+                0, 256, (*groups, 16), generator=make, dtype=torch.uint8
+            )
+            packed[f"{name}_scales"] = torch.full(groups, 127 - 2, dtype=torch.uint8)
+        else:
+            packed[name] = weight.bfloat16()
+    save_file(packed, place / "model.safetensors", {"format": "pt"})
+    written = json.loads((place / "config.json").read_text())
+    written["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    (place / "config.json").write_text(json.dumps(written))
+    return packed
+
+
+def test_weights_in_mxfp4_are_loaded_in_full_and_saved_so(tmp_path):
+    packed = save_in_mxfp4(tmp_path / "packed")
+    model = load_model(str(tmp_path / "packed"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    numbers = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    table = torch.tensor(numbers + [-x for x in numbers]) / 4
+    blocks = packed["model.layers.1.mlp.experts.down_proj_blocks"].long()
+    pairs = torch.stack([table[blocks & 15], table[blocks >> 4]], -1)
+    down = model.model.layers[1].mlp.experts.down_proj
+    assert torch.equal(down, pairs.flatten(2).transpose(1, 2))
+    check_flat_layout(model, ComputeOptions())
+    model.save_pretrained(tmp_path / "full")
+    again = load_model(str(tmp_path / "full"))
+    assert model.state_dict().keys() == again.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight)
+
+
+def test_weights_that_are_quantized_otherwise_are_refused(model_dir):
+    written = json.loads((model_dir / "config.json").read_text())
+    written["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (model_dir / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ModelError, match=r"weights are quantized \(gptq\)"):
+        load_model(str(model_dir))

@@ -12,14 +12,12 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
     StableLmConfig,
     StableLmForCausalLM,
 )
 
 from graphpo_agent.engines.local import beginnings, forward, shared_tokens
-from graphpo_agent.engines.local.attention import folded_attention, grouped_attention
+from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
@@ -237,6 +235,18 @@ def test_a_window_gathers_what_it_reaches():
     assert max(bucket.keys.shape[1] for bucket in buckets) == longest + 40 - 1
 
 
+def test_a_window_is_none_where_it_holds_every_path(make_model):
+    (batch,) = pack([random_sample(0)], 10_000)
+    longest = int(batch.position_ids.max()) + 1
+    config = make_model("gemma3").config
+    for window in (longest - 1, longest):
+        config.sliding_window = window
+        layouts = FlatLayouts(config, batch, torch.float64, torch.device("cpu"))
+        assert (layouts.of(window) is layouts.of(None)) == (window == longest)
+        with pytest.raises(ModelError, match="do not tell their attention"):
+            layouts.of(longest - 2)
+
+
 def test_what_edges_begin_with_alike_is_one_token():
     sample = TrainingSample(
         "calls",
@@ -418,16 +428,6 @@ def test_blocks_of_logits_change_neither_scores_nor_gradients(make_model, monkey
         torch.testing.assert_close(whole, blocks, rtol=0, atol=1e-10)
 
 
-def test_folding_heads_into_queries_equals_grouped_attention():
-    torch.manual_seed(0)
-    query = torch.randn(3, 6, 4, 8, dtype=torch.float64)
-    key, value = (torch.randn(3, 2, 9, 8, dtype=torch.float64) for _ in range(2))
-    mask = torch.zeros(3, 1, 4, 9, dtype=torch.float64)
-    mask[1, 0, :2, 5:] = -torch.inf
-    folded = folded_attention(query, key, value, mask, 0.5)
-    torch.testing.assert_close(folded, grouped_attention(query, key, value, mask, 0.5))
-
-
 def test_a_model_that_reshapes_its_logits_is_refused(make_model):
     model = make_model()
     check_flat_layout(model, ComputeOptions())
@@ -449,12 +449,6 @@ def test_a_model_that_reshapes_its_logits_is_refused(make_model):
         (FalconConfig, FalconForCausalLM, {}, "attention interface"),
         (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8}, "softcap"),
         (StableLmConfig, StableLmForCausalLM, {}, "hand arguments on"),
-        (
-            GptOssConfig,
-            GptOssForCausalLM,
-            {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
-            "s_aux",
-        ),
         (Gemma3TextConfig, Gemma3ForCausalLM, {"final_logit_softcapping": 30.0}, "caps its logits"),
     ],
 )

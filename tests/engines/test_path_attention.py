@@ -21,18 +21,31 @@ def slow(queries, keys, values, slots, lengths, scoring):
         path = path[-scoring.window :] if scoring.window else path
         for head in range(queries.shape[1]):
             scores = keys[path, head // groups] @ queries[row, head] * scoring.scaling
-            out[row, head] = scores.softmax(0) @ values[path, head // groups]
+            if scoring.sinks is not None:
+                scores = torch.cat([scores, scoring.sinks[head : head + 1]])
+            out[row, head] = scores.softmax(0)[: len(path)] @ values[path, head // groups]
     return out
 
 
-def case(seed, rows=7, heads=4, key_heads=2, dim=8, longest=13, dtype=torch.float64, window=None):
+def case(
+    seed,
+    rows=7,
+    heads=4,
+    key_heads=2,
+    dim=8,
+    longest=13,
+    dtype=torch.float64,
+    window=None,
+    with_sinks=False,
+):
     make = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
     queries = torch.randn(rows, heads, dim, generator=make, dtype=dtype)
     keys, values = (torch.randn(40, key_heads, dim, generator=make, dtype=dtype) for _ in "kv")
     slots = rng.integers(0, 40, (rows, longest + 2)).astype(np.int32)
     lengths = rng.integers(1, longest + 1, rows)
-    return queries, keys, values, slots, lengths, Scoring(0.3, window)
+    sinks = torch.randn(heads, generator=make, dtype=dtype) if with_sinks else None
+    return queries, keys, values, slots, lengths, Scoring(0.3, window, sinks)
 
 
 @given(
@@ -42,9 +55,10 @@ def case(seed, rows=7, heads=4, key_heads=2, dim=8, longest=13, dtype=torch.floa
     st.integers(1, 9),
     st.integers(1, 20),
     st.none() | st.integers(1, 25),
+    st.booleans(),
 )
-def test_every_row_attends_to_its_own_path(seed, rows, heads, dim, longest, window):
-    given_case = case(seed, rows, *heads, dim, longest, window=window)
+def test_every_row_attends_to_its_own_path(seed, rows, heads, dim, longest, window, with_sinks):
+    given_case = case(seed, rows, *heads, dim, longest, window=window, with_sinks=with_sinks)
     torch.testing.assert_close(
         path_attention(*given_case), slow(*given_case), rtol=1e-12, atol=1e-12
     )

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from graphpo_agent.engines.local.packing import pack
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.engines.local.stretch_attention import over_stretches, stretch_layout
 from graphpo_agent.graph.samples import TrainingSample
 from tests.engines.graphs import random_sample, use_slow_flash_attention
+
+SCORING = Scoring(0.25)
 
 
 def star(num_answers, prompt=5, answer=2):
@@ -36,13 +39,17 @@ def row(sample, dtype, device="cpu"):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_kernels_take_and_give_what_they_are_handed(dtype):
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_the_kernels_take_and_give_what_they_are_handed(dtype, window, with_sinks):
     """torch's own kernels without numbers: their arguments are checked, and shapes and types."""
-    layout, queries, keys, values = row(random_sample(0, 30), dtype, "meta")
-    out = over_stretches(queries, keys, values, layout, 0.25)
-    gradients = torch.autograd.grad(out.sum(), (queries, keys, values))
-    assert (out.shape, out.dtype) == (queries.shape, dtype)
-    for gradient, given in zip(gradients, (queries, keys, values), strict=True):
+    layout, *inputs = row(random_sample(0, 30), dtype, "meta")
+    sinks = torch.randn(4, device="meta", requires_grad=True) if with_sinks else None
+    out = over_stretches(*inputs, layout, Scoring(0.25, window, sinks))
+    inputs += [sinks] if with_sinks else []
+    gradients = torch.autograd.grad(out.sum(), inputs)
+    assert (out.shape, out.dtype) == (inputs[0].shape, dtype)
+    for gradient, given in zip(gradients, inputs, strict=True):
         assert (gradient.shape, gradient.dtype) == (given.shape, given.dtype)
 
 
@@ -56,9 +63,10 @@ def test_what_is_kept_between_the_passes_does_not_grow_with_the_paths(monkeypatc
 
     layout, queries, keys, values = row(star(50, prompt=40), torch.float64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = over_stretches(queries, keys, values, layout, 0.25)
+        out = over_stretches(queries, keys, values, layout, SCORING)
     assert len(layout.keys) > 10 * len(out)
-    assert sum(kept.values()) == 2 * out.nbytes + keys.nbytes + values.nbytes
+    sums = out[:, :, 0].nbytes
+    assert sum(kept.values()) == 2 * out.nbytes + keys.nbytes + values.nbytes + sums
 
 
 def test_gradients_of_a_prompt_are_sums_of_many_precise_parts(monkeypatch, device):
@@ -66,7 +74,7 @@ def test_gradients_of_a_prompt_are_sums_of_many_precise_parts(monkeypatch, devic
 
     def of_values(dtype, device):
         layout, queries, keys, values = row(star(600), dtype, device)
-        out = over_stretches(queries, keys, values, layout, 0.25)
+        out = over_stretches(queries, keys, values, layout, SCORING)
         return torch.autograd.grad(out, values, torch.ones_like(out))[0][:5].double().cpu()
 
     with monkeypatch.context() as patched:

@@ -2,21 +2,17 @@
 
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
-    MixtralConfig,
-    Olmo2Config,
-    PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -28,33 +24,28 @@ from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy, weights_as_saved
+from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions
 from graphpo_agent.errors import ConfigError, ModelError
 from graphpo_agent.protocols import Policy
-from graphpo_agent.rollout import scheduler
-from graphpo_agent.types import Completion, Demonstration, Piece, SampleRequest, SamplingParams
+from graphpo_agent.types import Completion, SampleRequest, SamplingParams
 from tests.engines.tiny import save_tokenizer
 from tests.engines.turns import check_turns, draw_turns, learner_of_call, teach_call
+from tests.engines.vllm_models import (
+    LESSON,
+    LIMIT,
+    OPTIONS,
+    PROMPT,
+    SAMPLING,
+    SIZES,
+    complete,
+    distance,
+)
 
 pytestmark = pytest.mark.vllm
-LIMIT = 128
 BLOCK = 16
 EXTRA_IDS = 30  # embeddings beyond the tokenizer's vocabulary, as many models have
-OPTIONS = VllmOptions(max_sequences=16, kv_cache_gib=0.1)
-PROMPT = [5, 9, 30]
-SAMPLING = SamplingParams()
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": LIMIT,
-    "initializer_range": 0.2,
-}
 TOKEN_BYTES = 2 * 2 * 32 * 4  # keys and values of two layers, one head of 32 numbers in 32 bits
-LESSON = Demonstration("1", ({"role": "user", "content": "1 + 1"},), (Piece("2 .", trained=True),))
 
 
 @pytest.fixture(scope="module")
@@ -97,30 +88,6 @@ def policy(started: VllmPolicy, directory: Path) -> Iterator[VllmPolicy]:
     yield started
     started.load_weights(load_model(str(directory)).state_dict().items())
     started.take_prefilled_tokens()
-
-
-def complete(
-    policy: Policy, requests: Sequence[SampleRequest], sampling: SamplingParams = SAMPLING
-) -> list[Completion]:
-    """One completion per request, in order."""
-    completions = scheduler.complete(policy, requests, sampling)
-    assert policy.advance() == []
-    return completions
-
-
-def distance(
-    model: PreTrainedModel,
-    prefix: Sequence[int],
-    completion: Completion,
-    temperature: float = 1.0,
-) -> float:
-    """Of the log-probabilities from those of a forward pass over the whole row."""
-    start, count = len(prefix) - 1, len(completion.token_ids)
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prefix, *completion.token_ids]])).logits[0]
-    expected = (logits[start : start + count] / temperature).log_softmax(-1)
-    picked = expected[torch.arange(count), torch.tensor(completion.token_ids)]
-    return float(np.abs(picked.numpy() - completion.logprobs).max())
 
 
 @pytest.mark.parametrize(
@@ -420,68 +387,32 @@ def test_a_checkpoint_of_adapters_samples_with_them(
     )
 
 
-def saved(place: Path, config: PretrainedConfig) -> LocalEngine:
-    """A random model in the Hugging Face layout and a learner that was loaded from it."""
-    save_tokenizer(place)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(place)
-    imitation = ImitationOptions(1e-2, 20, 0)
-    tokenizer = HfTokenizer.load(str(place))
-    return LocalEngine(load_model(str(place)), tokenizer, OptimizerOptions(), imitation=imitation)
-
-
-def test_a_model_of_which_vllm_has_no_class_of_its_own_learns_and_samples(
-    tokenizer: HfTokenizer, tmp_path: Path
-) -> None:
-    config = Olmo2Config(vocab_size=tokenizer.vocab_size, tie_word_embeddings=True, **SIZES)
-    learner = saved(tmp_path, config)
-    engine = VllmEngine(learner, VllmPolicy(str(tmp_path), tokenizer, OPTIONS))
-    for _ in range(20):
-        engine.imitate([LESSON])
-    prompt = tokenizer.render(LESSON.messages)
-    greedy = SamplingParams(temperature=0.0)
-    (learned,) = complete(engine.policy, [SampleRequest(engine.policy.open(prompt), 0, 20)], greedy)
-    assert tokenizer.decode(learned.token_ids).startswith("2 .")
-    assert distance(learner.model, prompt, learned) < 1e-4
-    add_adapters(learner.model, LoraOptions(rank=2, alpha=4.0))
-    with pytest.raises(ConfigError, match=r"model\.lora needs"):
-        VllmEngine(learner, cast(VllmPolicy, engine.policy))
-
-
-@pytest.mark.parametrize("lora", [False, True])
-def test_experts_are_handed_over_as_a_checkpoint_has_them(
-    lora: bool, tokenizer: HfTokenizer, tmp_path: Path
-) -> None:
-    config = MixtralConfig(vocab_size=tokenizer.vocab_size, num_local_experts=4, **SIZES)
-    model = saved(tmp_path, config).model
-    if lora:
-        add_adapters(model, LoraOptions(rank=2, alpha=4.0, target_modules=("q_proj",)))
-    handed = dict(weights_as_saved(model))
-    there = load_file(tmp_path / "model.safetensors")
-    assert handed.keys() == there.keys() != model.state_dict().keys()
-    assert all(torch.equal(handed[name], there[name]) for name in there)
-
-
-def test_a_policy_that_samples_from_something_else_is_refused(
-    policy: VllmPolicy, model: PreTrainedModel, tokenizer: HfTokenizer
+@pytest.mark.parametrize("unheard", ["", "layers.1.mlp.down_proj", "layers.0.self_attn.k_proj"])
+def test_a_policy_that_does_not_take_all_weights_over_is_refused(
+    unheard: str,
+    policy: VllmPolicy,
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: HfTokenizer,
 ) -> None:
     class Deaf(VllmPolicy):
-        """It keeps the weights that it has."""
+        """It keeps some of the weights that it has, or all."""
 
-        def load_weights(self, weights: object) -> None:
-            pass
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+            kept = load_model(str(directory)).state_dict()
+            heard = {name: weight for name, weight in weights if unheard not in name}
+            super().load_weights((kept | heard).items())
 
     policy.__class__ = Deaf
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
     try:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.1)
         learner = LocalEngine(model, tokenizer, OptimizerOptions())
-        with pytest.raises(ConfigError, match="vllm computes other log-probabilities") as caught:
+        with pytest.raises(ConfigError, match="or does not take all weights over") as caught:
             VllmEngine(learner, policy)
         assert "\n" not in str(caught.value)
     finally:
         policy.__class__ = VllmPolicy
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
 def test_a_policy_that_has_diverged_is_told_at_once(

@@ -1,4 +1,4 @@
-"""Tiny random models of seven families and a tiny trained tokenizer, in the Hugging Face layout."""
+"""Tiny random models of eight families and a tiny trained tokenizer, in the Hugging Face layout."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -51,8 +53,9 @@ _DELTA_NETS = {
 }
 
 WINDOW = 7
-WINDOWED = ("mistral", "gemma3")
-"""Families with a sliding window of so many tokens: in every layer, and in one of two."""
+WINDOWED = ("mistral", "gemma3", "gpt_oss")
+"""Families with a sliding window of so many tokens: in every layer, and in one of two; the last has
+attention sinks and experts as well."""
 
 
 def long_rope(original: int) -> dict[str, Any]:
@@ -97,30 +100,41 @@ def tiny_model(
         "llama": (LlamaConfig, LlamaForCausalLM),
         "mistral": (MistralConfig, MistralForCausalLM),
         "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+        "gpt_oss": (GptOssConfig, GptOssForCausalLM),
         "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
         "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     }[family]
-    own = _DELTA_NETS if family in DELTA_NETS else {"num_hidden_layers": 2}
+    own: dict[str, Any] = {}
+    if family in DELTA_NETS:
+        own |= _DELTA_NETS
     if family == "qwen3_next":
-        own = own | {"mlp_only_layers": [0, 1, 2]}  # no experts
+        own |= {"mlp_only_layers": [0, 1, 2]}  # no experts
     if family in WINDOWED:
-        own = own | {"sliding_window": WINDOW}
-    if family == "gemma3":
-        own = own | {"layer_types": ["sliding_attention", "full_attention"]}
+        own |= {"sliding_window": WINDOW}
+    if family in ("gemma3", "gpt_oss"):
+        own |= {"layer_types": ["sliding_attention", "full_attention"]}
+    if family == "gpt_oss":
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+        own |= {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": rope}
+        own |= {"intermediate_size": 64}  # of which 32 numbers go into a pack
     torch.manual_seed(0)
-    config = config_class(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=limit,
-        initializer_range=spread,
-        tie_word_embeddings=family != "llama",
-        **own,
-    )
-    return model_class(config).double().eval()
+    common = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": limit,
+        "initializer_range": spread,
+        "tie_word_embeddings": family not in ("llama", "gpt_oss"),
+    }
+    config = config_class(**common | own)
+    model = model_class(config).double().eval()
+    if family == "gpt_oss":
+        model.set_experts_implementation("eager")  # others know no float64
+    return model
 
 
 def with_vision(text: PreTrainedModel) -> PreTrainedModel:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
@@ -27,8 +26,6 @@ __all__ = [
     "attention",
     "cached_attention",
     "check_plain",
-    "folded_attention",
-    "grouped_attention",
     "no_mask",
 ]
 
@@ -51,6 +48,7 @@ def cached_attention(
     attention_mask: Tensor | None,
     scaling: float,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     cached_pass: CachedAttention | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
@@ -64,6 +62,7 @@ def cached_attention(
         attention_mask: unused; ``cached_pass`` knows who sees whom.
         scaling: factor on the dot products.
         sliding_window: tokens that are attended to, a token itself included; None: all.
+        s_aux: [H] attention sinks; None: there are none.
         cached_pass: reaches this function as a keyword argument of the model's call.
         **extras: other arguments of the interface.
 
@@ -71,46 +70,13 @@ def cached_attention(
         [1, N, H, D] and None (no attention weights).
 
     Raises:
-        ModelError: the layer is more than softmax attention, or no pass reaches it.
+        ModelError: the layer caps its scores, or no pass reaches it.
     """
     check_plain(extras)
     # Under autocast rotary embeddings give float32, and the cache holds one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    scoring = Scoring(scaling, sliding_window)
+    scoring = Scoring(scaling, sliding_window, s_aux)
     return handed_on(cached_pass).attend(query, key, value, scoring), None
-
-
-def grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
-) -> Tensor:
-    """[B, H, Q, D] attention of grouped heads by the kernel that fits; causal without a mask.
-
-    With a mask on a GPU, keys are shared by folding a group's heads into queries: the
-    memory-efficient kernel takes a mask but no groups.
-    """
-    if mask is not None and query.device.type != "cpu":
-        return folded_attention(query, key, value, mask, scaling)
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=True,
-    )
-
-
-def folded_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
-) -> Tensor:
-    """[B, H, Q, D]; the G query heads that share a key head become G times as many queries."""
-    num_rows, num_heads, num_queries, dim = query.shape
-    groups = num_heads // key.shape[1]
-    folded = query.reshape(num_rows, key.shape[1], groups * num_queries, dim)
-    mask = mask if num_queries == 1 else mask.repeat(1, 1, groups, 1)
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(query.shape)
 
 
 @contextmanager
@@ -138,12 +104,11 @@ def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
 
 
 def check_plain(extras: Mapping[str, Any]) -> None:
-    """Refuse what transformers hands to layers with capped scores or attention sinks."""
-    for name in ("softcap", "s_aux"):
-        if extras.get(name) is not None:
-            raise ModelError(
-                f"attention with {name} is not supported; use a model with plain attention"
-            )
+    """Refuse what transformers hands to layers with capped scores."""
+    if extras.get("softcap") is not None:
+        raise ModelError(
+            "attention with softcap is not supported; use a model with plain attention"
+        )
 
 
 def no_mask(*_: Any, **__: Any) -> None:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from graphpo_agent.engines.local.arrays import to_device
-from graphpo_agent.engines.local.attention import grouped_attention
 from graphpo_agent.engines.local.cache import KVPool
 from graphpo_agent.engines.local.contexts import Run
+from graphpo_agent.engines.local.kernels import grouped_attention
 from graphpo_agent.engines.local.running_rows import AttendingRows
 from graphpo_agent.engines.local.scoring import Scoring
 
@@ -125,7 +125,7 @@ def _attend(pool: KVPool, layer: int, queries: Tensor, group: _Group, scoring: S
     """[tokens of the group, H, D]."""
     keys, values = pool.read(layer, group.slots)
     own = queries[group.queries].transpose(1, 2)
-    out = grouped_attention(own, keys, values, group.mask, scoring.scaling)
+    out = grouped_attention(own, keys, values, group.mask, scoring)
     return out.transpose(1, 2).reshape(-1, *queries.shape[1:]).index_select(0, group.picked)
 
 

@@ -10,7 +10,7 @@ E pieces of a bucket, Q queries, T keys.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,15 @@ from transformers.masking_utils import AttentionMaskInterface
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import (
     check_plain,
-    grouped_attention,
     no_mask,
 )
 from graphpo_agent.engines.local.handed_on import handed_on
-from graphpo_agent.engines.local.model import head_dim, layer_windows
+from graphpo_agent.engines.local.kernels import grouped_attention
+from graphpo_agent.engines.local.model import head_dim
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.pieces import cut_into_buckets
+from graphpo_agent.engines.local.reach import layer_windows
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.engines.local.stretch_attention import (
     StretchLayout,
     over_stretches,
@@ -37,7 +39,7 @@ from graphpo_agent.engines.local.stretch_attention import (
 from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
-__all__ = ["BucketLayout", "FlatLayouts", "Layout", "flash_fits"]
+__all__ = ["BucketLayout", "FlatLayouts", "flash_fits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,7 @@ class FlatLayouts:
         windows = {self._binding(window) for window in self._windows}
         self.all: dict[int | None, Layout]
         if flash:
-            stretches = stretch_layout(batch, device)
-            self.all = {window: replace(stretches, window=window) for window in windows}
+            self.all = dict.fromkeys(windows, stretch_layout(batch, device))
         else:
             self.all = {window: _bucket_layout(batch, window, dtype, device) for window in windows}
 
@@ -174,6 +175,7 @@ def gathered_attention(
     attention_mask: Tensor | None,
     scaling: float,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     flat_layouts: FlatLayouts | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
@@ -187,6 +189,7 @@ def gathered_attention(
         attention_mask: unused; ``flat_layouts`` hold the masks.
         scaling: factor on the dot products.
         sliding_window: tokens that are attended to, a token itself included; None: all.
+        s_aux: [H] attention sinks; None: there are none.
         flat_layouts: reach this function as a keyword argument of the model's call.
         **extras: other arguments of the interface.
 
@@ -194,26 +197,27 @@ def gathered_attention(
         [1, N, H, D] and None (no attention weights).
 
     Raises:
-        ModelError: the layer is more than softmax attention, or no layout reaches it.
+        ModelError: the layer caps its scores, or no layout reaches it.
     """
     check_plain(extras)
     layout = handed_on(flat_layouts).of(sliding_window)
+    scoring = Scoring(scaling, sliding_window, s_aux)
     # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
     queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if isinstance(layout, StretchLayout):
-        out = over_stretches(queries, keys, values, layout, scaling)
+        out = over_stretches(queries, keys, values, layout, scoring)
     else:
-        out = _over_buckets(queries, keys, values, layout, scaling)
+        out = _over_buckets(queries, keys, values, layout, scoring)
     return out[None], None
 
 
 def _over_buckets(
-    queries: Tensor, keys: Tensor, values: Tensor, layout: BucketLayout, scaling: float
+    queries: Tensor, keys: Tensor, values: Tensor, layout: BucketLayout, scoring: Scoring
 ) -> Tensor:
     """[N, H, D]."""
     shapes = layout.shapes
     outputs = [
-        grouped_attention(q, k, v, mask, scaling).transpose(1, 2).flatten(0, 1)
+        grouped_attention(q, k, v, mask, scoring).transpose(1, 2).flatten(0, 1)
         for q, k, v, mask in zip(
             _gather(queries, layout.queries, [(e, q) for e, q, _ in shapes]),
             _gather(keys, layout.keys, [(e, t) for e, _, t in shapes]),

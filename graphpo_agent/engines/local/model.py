@@ -1,4 +1,4 @@
-"""Loading a causal language model and asking what it can hold."""
+"""Loading a causal language model, and what it is made of."""
 
 import pickle
 import struct
@@ -17,35 +17,31 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils.quantization_config import Mxfp4Config
 
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
-from graphpo_agent.engines.local.linear_attention import conv_width
+from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
-from graphpo_agent.errors import ConfigError, ModelError, first_line, first_sentence
+from graphpo_agent.errors import ModelError, first_line, first_sentence
 from graphpo_agent.pretrained import quiet_transformers, why_not_loaded
 
 __all__ = [
-    "check_context",
     "check_vocabulary",
     "computable",
-    "context_limit",
     "dropouts",
     "head_dim",
     "key_width",
-    "layer_windows",
     "load_model",
-    "longest_context",
     "model_config",
     "model_without_weights",
     "output_head",
-    "position_limit",
+    "quantization",
     "stored_config",
-    "told_reach",
     "usable_device",
 ]
 
 
-_SHORTER = "the original context of its LongRoPE goes no further"
+_MXFP4 = "mxfp4"
 _DAMAGED_FILE = (
     AttributeError,
     EOFError,
@@ -63,23 +59,32 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal LM from a directory (never the network) or from the Hugging Face hub.
 
-    A directory may hold adapters: they are merged into the model that they belong to.
+    A directory may hold adapters: they are merged into the model that they belong to. Weights in
+    MXFP4, as those of gpt-oss, are loaded in full precision.
 
     The model is in evaluation mode and stays so in training: dropout would make the importance
     ratios of an unchanged policy differ from 1.
 
     Raises:
-        ModelError: nothing there, unreadable, weights missing, or a kind of model that the
-            flat layout cannot express (see ``context_limit``); or the device cannot be used.
+        ModelError: nothing there, unreadable, weights missing or quantized in another way, or a
+            kind of model that the flat layout cannot express (see ``context_limit``); or the device
+            cannot be used.
         RunError: adapters are missing, damaged or belong to another model.
     """
     where = usable_device(device)
     whole, adapters = under_adapters(name)
     local = check_model_directory(whole, "config.json")
+    quantized = quantization(whole)
+    if quantized not in (None, _MXFP4):
+        raise ModelError(
+            f"model {whole}: its weights are quantized ({quantized}) and cannot be trained; use "
+            "the model in full precision"
+        )
+    in_full = {"quantization_config": Mxfp4Config(dequantize=True)} if quantized else {}
     try:
         with quiet_transformers():
             loaded = AutoModelForCausalLM.from_pretrained(
-                whole, dtype=dtype, local_files_only=local, output_loading_info=True
+                whole, dtype=dtype, local_files_only=local, output_loading_info=True, **in_full
             )
     except Exception as error:  # of no narrower kind, where a value is one no model can have
         reason = _reason(whole, error, "config.json or a weight file")
@@ -88,11 +93,31 @@ def load_model(
     _check_weights(whole, info)
     context_limit(model.config)
     model.config.return_dict = True  # what passes give is read by name
+    if quantized:
+        model.to(dtype)  # pyright: ignore[reportArgumentType] (transformers types self away)
+        cast(Any, model)._weight_conversions = None  # or it is saved under names of what was packed
     _mend_generation(model)
     for directory in adapters:
         model = merge_adapters(model, directory)
     model.to(where)  # pyright: ignore[reportArgumentType] (transformers types self away)
     return model.eval()
+
+
+def quantization(name: str) -> str | None:
+    """How a model's weights are quantized, in transformers' words; None: they are not.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    whole, _ = under_adapters(name)
+    local = check_model_directory(whole, "config.json")
+    try:
+        values, _ = PretrainedConfig.get_config_dict(whole, local_files_only=local)
+    except Exception as error:
+        reason = _reason(whole, error, "config.json")
+        raise ModelError(f"model {whole} cannot be read: {reason}") from error
+    how = values.get("quantization_config")
+    return how.get("quant_method") if isinstance(how, dict) else None
 
 
 def _mend_generation(model: PreTrainedModel) -> None:
@@ -265,108 +290,6 @@ def key_width(config: PretrainedConfig) -> int:
     """Key/value heads times ``head_dim``."""
     heads = config.to_dict().get("num_key_value_heads") or config.num_attention_heads
     return heads * head_dim(config)
-
-
-def context_limit(config: PretrainedConfig) -> int:
-    """The longest context, in tokens, that a model is made for and the flat layout can express.
-
-    Raises:
-        ModelError: the config states no maximum, or has layers that the flat layout cannot express.
-    """
-    limit = position_limit(config)
-    if not hasattr(config, "max_position_embeddings"):
-        raise ModelError(
-            f"model {config.name_or_path}: config.json has no max_position_embeddings; add it"
-        )
-    most = int(config.max_position_embeddings)
-    return most if limit is None else min(most, limit)
-
-
-def told_reach(config: PretrainedConfig, reach: int) -> list[str]:
-    """A line where contexts end at ``reach`` tokens, unlike model and user say; else none."""
-    stated = int(config.max_position_embeddings)
-    if reach == stated or reach < context_limit(config):
-        return []
-    return [
-        f"contexts end at {reach:,} tokens, not at the {stated:,} that the model states: {_SHORTER}"
-    ]
-
-
-def check_context(wanted: int, limit: int, config: PretrainedConfig) -> None:
-    """Raise ConfigError where ``engine.max_context_tokens`` is more than a model's limit."""
-    if wanted <= limit:
-        return
-    stated = int(config.max_position_embeddings)
-    why = f" of the {stated} that it states: {_SHORTER}" if limit < stated else ""
-    raise ConfigError(
-        f"engine.max_context_tokens is {wanted}, but {config.name_or_path} holds {limit} "
-        f"tokens{why}"
-    )
-
-
-def longest_context(config: PretrainedConfig, wanted: int | None) -> int:
-    """``engine.max_context_tokens``, where that is wanted, or as long as a model's contexts can be.
-
-    Raises:
-        ConfigError: that is more than the model holds.
-        ModelError: as ``context_limit``.
-    """
-    limit = context_limit(config)
-    if wanted is None:
-        return limit
-    check_context(wanted, limit, config)
-    return wanted
-
-
-def layer_windows(config: PretrainedConfig) -> frozenset[int | None]:
-    """The sliding windows of a model's attention layers; None is that of a layer without one.
-
-    A layer with a window of w tokens attends to a token and to the w - 1 before it.
-    """
-    values = config.to_dict()
-    window = values.get("sliding_window") or None  # 0, as Qwen2-MoE has it, is none
-    kinds = values.get("layer_types") or ["sliding_attention"]
-    return frozenset(
-        window if kind == "sliding_attention" else None
-        for kind in kinds
-        if kind != "linear_attention"
-    )
-
-
-def position_limit(config: PretrainedConfig) -> int | None:
-    """The longest context, in tokens, whose positions mean the same whatever else is computed.
-
-    LongRoPE turns all positions of a pass another way as soon as one of them is beyond the original
-    context: that is its limit. None: there is none.
-
-    Raises:
-        ModelError: the config has layers that are neither attention nor gated delta nets (as in
-            Qwen3.5), or that pick some of the earlier tokens (``index_topk``, as GLM-5).
-    """
-    values = config.to_dict()
-    named = {str(kind) for kind in values.get("layer_types") or ()}
-    kinds = named - {"full_attention", "sliding_attention"}
-    if conv_width(config):
-        kinds.discard("linear_attention")
-    if values.get("index_topk"):  # whatever a version of transformers calls such layers
-        kinds.add("indexed_attention")
-    if kinds:
-        raise ModelError(
-            f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
-            "supported; use a model with plain attention or gated delta nets in every layer"
-        )
-    return min(_long_rope_limits(values), default=None)
-
-
-def _long_rope_limits(values: Mapping[str, Any]) -> list[int]:
-    """The original context of each LongRoPE of a config; there may be one per kind of layer."""
-    own = values.get("rope_parameters") or {}
-    kinds = [own, *(kind for kind in own.values() if isinstance(kind, dict))]
-    return [
-        int(kind["original_max_position_embeddings"])
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
-    ]
 
 
 def _check_weights(name: str, loading_info: Mapping[str, Any]) -> None:

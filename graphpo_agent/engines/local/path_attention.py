@@ -49,16 +49,19 @@ def path_attention(
         scoring: the layer's.
     """
     num_heads, dim = queries.shape[1:]
-    ends = lengths
+    ends, with_sinks = lengths, scoring.sinks is not None
     lengths = ends if scoring.window is None else np.minimum(ends, scoring.window)
     scaled = (queries * scoring.scaling).contiguous().numpy()
     out = torch.empty(queries.shape, dtype=queries.dtype)
     for part in _blocks(lengths, num_heads):
         paths, end, own = slots[part], ends[part], lengths[part]
-        scores = torch.empty((len(own), num_heads, int(own.max())), dtype=queries.dtype)
+        longest = int(own.max())
+        scores = torch.empty((len(own), num_heads, longest + with_sinks), dtype=queries.dtype)
         size = num_heads * dim * int(own.sum())
         given = scaled[part], keys.numpy(), paths, end, own
         _over_rows(_dot_products, size, scores.numpy(), *given)
+        if scoring.sinks is not None:
+            scores[:, :, longest] = scoring.sinks
         weights = scores.softmax(-1).numpy()
         _over_rows(_weighted_sums, size, out.numpy()[part], weights, values.numpy(), *given[2:])
     return out

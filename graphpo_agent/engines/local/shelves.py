@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from graphpo_agent.engines.local.arrays import ranges, to_device
-from graphpo_agent.engines.local.attention import folded_attention
 from graphpo_agent.engines.local.cache import KVPool, KVShape
+from graphpo_agent.engines.local.kernels import single_attention
 from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
@@ -290,13 +290,13 @@ class Shelf:
         all_keys, all_values = self._rows[2 * layer], self._rows[2 * layer + 1]
         all_keys[rows, :, last] = keys
         all_values[rows, :, last] = values
-        return folded_attention(
-            queries[:, :, None],
+        return single_attention(
+            queries,
             all_keys[: len(rows), :, :num_columns],
             all_values[: len(rows), :, :num_columns],
             self._masks[scoring.window],
-            scoring.scaling,
-        )[:, :, 0]
+            scoring,
+        )
 
     def _mask(self, window: int | None) -> Tensor:
         """[R, 1, 1, T] 0 where a new token sees a column, else -inf."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.pieces import Stretches
+from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["StretchLayout", "over_stretches", "stretch_layout"]
@@ -32,7 +33,6 @@ class StretchLayout:
         key_ends: [S + 1] int32 where each path ends among ``keys``.
         longest_stretch: tokens.
         longest_path: tokens, the stretch included.
-        window: tokens of its path that a token sees at most, itself included; None: all.
     """
 
     keys: Tensor
@@ -40,14 +40,6 @@ class StretchLayout:
     key_ends: Tensor
     longest_stretch: int
     longest_path: int
-    window: int | None = None
-
-    @property
-    def kernel(self) -> dict[str, Any]:
-        """Who sees whom, in the kernel's words; it aligns queries with the ends of their paths."""
-        if self.window is None:
-            return {"is_causal": True}
-        return {"is_causal": False, "window_size_left": self.window - 1, "window_size_right": 0}
 
     @property
     def sizes(self) -> tuple[Tensor, Tensor, int, int]:
@@ -76,7 +68,7 @@ def _ends(ends: IntArray, device: torch.device) -> Tensor:
 
 
 def over_stretches(
-    queries: Tensor, keys: Tensor, values: Tensor, layout: StretchLayout, scaling: float
+    queries: Tensor, keys: Tensor, values: Tensor, layout: StretchLayout, scoring: Scoring
 ) -> Tensor:
     """Attention of every stretch to its path.
 
@@ -85,12 +77,12 @@ def over_stretches(
         keys: [N, K, D].
         values: [N, K, D].
         layout: of the row.
-        scaling: factor on the dot products.
+        scoring: the layer's.
 
     Returns:
         [N, H, D].
     """
-    return _OverStretches.apply(queries, keys, values, layout, scaling)
+    return _OverStretches.apply(queries, keys, values, scoring.sinks, layout, scoring)
 
 
 class _OverStretches(torch.autograd.Function):
@@ -98,6 +90,11 @@ class _OverStretches(torch.autograd.Function):
 
     Their gradients are added up in float32: those of a prompt's tokens have a part from every
     stretch behind it.
+
+    The kernel knows no sinks. With s the sink's score, its output is too large by the factor
+    exp(logsumexp) + exp(s) to exp(logsumexp). Its backward pass finds the weights anew from the
+    logsumexp: given the output as it should be and the logsumexp of all scores, the sink's among
+    them, it gives the gradients with the sink.
     """
 
     @staticmethod
@@ -106,8 +103,9 @@ class _OverStretches(torch.autograd.Function):
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
+        sinks: Tensor | None,
         layout: StretchLayout,
-        scaling: float,
+        scoring: Scoring,
     ) -> Tensor:
         """Attention; what is kept is as long as the row."""
         out, *rest = torch.ops.aten._flash_attention_forward(
@@ -117,18 +115,21 @@ class _OverStretches(torch.autograd.Function):
             *layout.sizes,
             dropout_p=0.0,
             return_debug_mask=False,
-            scale=scaling,
-            **layout.kernel,
+            **_kernel(scoring),
         )
         logsumexp, rng_state, unused, _ = rest
-        ctx.save_for_backward(queries, keys, values, out, logsumexp, rng_state, unused)
-        ctx.layout, ctx.scaling = layout, scaling
+        if sinks is not None:
+            with_sinks = torch.logaddexp(logsumexp, sinks.to(logsumexp.dtype)[:, None])
+            out = out * (logsumexp - with_sinks).exp().T[:, :, None].to(out.dtype)
+            logsumexp = with_sinks
+        ctx.save_for_backward(queries, keys, values, sinks, out, logsumexp, rng_state, unused)
+        ctx.layout, ctx.scoring = layout, scoring
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of queries, keys and values."""
-        queries, keys, values, out, logsumexp, rng_state, unused = ctx.saved_tensors
+        """Gradients of queries, keys, values and sinks."""
+        queries, keys, values, sinks, out, logsumexp, rng_state, unused = ctx.saved_tensors
         of_queries, of_keys, of_values = torch.ops.aten._flash_attention_backward(
             gradients[0],
             queries,
@@ -140,16 +141,29 @@ class _OverStretches(torch.autograd.Function):
             dropout_p=0.0,
             rng_state=rng_state,
             unused=unused,
-            scale=ctx.scaling,
-            **ctx.layout.kernel,
+            **_kernel(ctx.scoring),
         )
+        of_sinks = None
+        if sinks is not None:  # a sink's weight times what it takes from the others
+            weights = (sinks.to(logsumexp.dtype)[:, None] - logsumexp).exp()
+            taken = (gradients[0].to(logsumexp.dtype) * out.to(logsumexp.dtype)).sum(-1)
+            of_sinks = -(weights * taken.T).sum(1).to(sinks.dtype)
         return (
             of_queries,
             _added_up(of_keys, ctx.layout.keys, keys),
             _added_up(of_values, ctx.layout.keys, values),
+            of_sinks,
             None,
             None,
         )
+
+
+def _kernel(scoring: Scoring) -> dict[str, Any]:
+    """In the kernel's words, which aligns queries with the ends of their paths."""
+    if scoring.window is None:
+        return {"scale": scoring.scaling, "is_causal": True}
+    sizes = {"window_size_left": scoring.window - 1, "window_size_right": 0}
+    return {"scale": scoring.scaling, "is_causal": False} | sizes
 
 
 def _added_up(gathered: Tensor, index: Tensor, like: Tensor) -> Tensor:

@@ -106,6 +106,7 @@ def before_trained(rows: list[dict[str, list[Any]]]) -> np.ndarray:
     [
         ("qwen2", 1e-5, 1, False),
         ("qwen2", 1e-5, 2, True),
+        ("gemma3", 1e-5, 2, True),
         ("qwen3_5", 1e-4, 2, True),
         ("qwen3_5 with vision", 1e-4, 2, True),
     ],

@@ -1,0 +1,113 @@
+"""Softmax attention of grouped heads by torch's kernels, beside attention sinks as well.
+
+Shapes: B sequences, H query heads, K key/value heads (H = G K), Q queries, T keys, D head
+dimension.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graphpo_agent.engines.local.scoring import Scoring
+
+__all__ = ["folded_attention", "grouped_attention", "single_attention"]
+
+_ALIGNED = 8
+"""Kernels want a multiple of so many dimensions."""
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """[B, H, Q, D] attention of grouped heads by the kernel that fits; causal without a mask.
+
+    With a mask on a GPU, keys are shared by folding a group's heads into queries: the
+    memory-efficient kernel takes a mask but no groups.
+    """
+    if scoring.sinks is not None:
+        return _beside_sinks(query, key, value, mask, scoring.scaling, scoring.sinks)
+    return _grouped(query, key, value, mask, scoring.scaling)
+
+
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    if mask is not None and query.device.type != "cpu":
+        return folded_attention(query, key, value, mask, scaling)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=True,
+    )
+
+
+def _beside_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    sinks: Tensor,
+) -> Tensor:
+    """By the same kernels, in which the sink is a key more whose value is 0.
+
+    Heads of a group share their keys and not their sinks. So queries and keys get dimensions more:
+    of a query they say which head of its group it is, and the sink's key holds the scores of all of
+    them. Causal kernels see the first key everywhere: there the sink is the first, and a query that
+    nobody asks for stands before the others.
+    """
+    num_heads, dim = query.shape[1], query.shape[3]
+    num_keys = key.shape[1]
+    groups = num_heads // num_keys
+    more = -groups % _ALIGNED + groups
+    which = torch.eye(groups, more, dtype=query.dtype, device=query.device)
+    scores = F.pad(sinks.to(key.dtype).view(num_keys, 1, groups) / scaling, (dim, more - groups))
+    sink = scores.expand(len(key), num_keys, 1, dim + more)
+    which = which.repeat(num_keys, 1)[:, None].expand(*query.shape[:3], more)
+    query = torch.cat([query, which], -1)
+    keys, values = F.pad(key, (0, more)), F.pad(value, (0, more))
+    nothing = torch.zeros_like(sink)
+    if mask is None:
+        query = F.pad(query, (0, 0, 1, 0))
+        keys, values = torch.cat([sink, keys], 2), torch.cat([nothing, values], 2)
+        return _grouped(query, keys, values, None, scaling)[:, :, 1:, :dim]
+    keys, values = torch.cat([keys, sink], 2), torch.cat([values, nothing], 2)
+    return _grouped(query, keys, values, F.pad(mask, (0, 1)), scaling)[..., :dim]
+
+
+def single_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring
+) -> Tensor:
+    """[B, H, D] attention of one query each, keys and values read where they are.
+
+    Args:
+        query: [B, H, D].
+        key: [B, K, T, D].
+        value: [B, K, T, D].
+        mask: [B, 1, 1, T], additive.
+        scoring: the layer's.
+    """
+    if scoring.sinks is None:
+        return folded_attention(query[:, :, None], key, value, mask, scoring.scaling)[:, :, 0]
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    scores = (grouped @ key.transpose(2, 3)) * scoring.scaling + mask
+    sinks = scoring.sinks.to(scores.dtype).view(1, *grouped.shape[1:3], 1)
+    scores = torch.cat([scores, sinks.expand(len(query), -1, -1, -1)], -1)
+    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+    return (weights[..., :-1].to(value.dtype) @ value).flatten(1, 2)
+
+
+def folded_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+) -> Tensor:
+    """[B, H, Q, D]; the G query heads that share a key head become G times as many queries."""
+    num_rows, num_heads, num_queries, dim = query.shape
+    groups = num_heads // key.shape[1]
+    folded = query.reshape(num_rows, key.shape[1], groups * num_queries, dim)
+    mask = mask if num_queries == 1 else mask.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(query.shape)

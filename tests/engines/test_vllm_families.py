@@ -1,0 +1,99 @@
+"""Families of models through vLLM: what it takes over of their weights, and what it draws."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Gemma3TextConfig, GptOssConfig, MixtralConfig, Olmo2Config
+
+from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy, weights_as_saved
+from graphpo_agent.errors import ConfigError
+from graphpo_agent.types import SampleRequest, SamplingParams
+from tests.engines.tiny import save_tokenizer
+from tests.engines.vllm_models import (
+    LESSON,
+    LIMIT,
+    OPTIONS,
+    PROMPT,
+    SIZES,
+    complete,
+    distance,
+    saved,
+)
+from tests.worlds import run_arguments, start_command
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
+    place = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(place)
+    return HfTokenizer.load(str(place))
+
+
+def test_a_model_of_which_vllm_has_no_class_of_its_own_learns_and_samples(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    config = Olmo2Config(vocab_size=tokenizer.vocab_size, tie_word_embeddings=True, **SIZES)
+    learner = saved(tmp_path, config)
+    engine = VllmEngine(learner, VllmPolicy(str(tmp_path), tokenizer, OPTIONS))
+    for _ in range(20):
+        engine.imitate([LESSON])
+    prompt = tokenizer.render(LESSON.messages)
+    greedy = SamplingParams(temperature=0.0)
+    (learned,) = complete(engine.policy, [SampleRequest(engine.policy.open(prompt), 0, 20)], greedy)
+    assert tokenizer.decode(learned.token_ids).startswith("2 .")
+    assert distance(learner.model, prompt, learned) < 1e-4
+    add_adapters(learner.model, LoraOptions(rank=2, alpha=4.0))
+    with pytest.raises(ConfigError, match=r"model\.lora needs"):
+        VllmEngine(learner, cast(VllmPolicy, engine.policy))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_experts_are_handed_over_as_a_checkpoint_has_them(
+    lora: bool, tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    config = MixtralConfig(vocab_size=tokenizer.vocab_size, num_local_experts=4, **SIZES)
+    model = saved(tmp_path, config).model
+    if lora:
+        add_adapters(model, LoraOptions(rank=2, alpha=4.0, target_modules=("q_proj",)))
+    handed = dict(weights_as_saved(model))
+    there = load_file(tmp_path / "model.safetensors")
+    assert handed.keys() == there.keys() != model.state_dict().keys()
+    assert all(torch.equal(handed[name], there[name]) for name in there)
+
+
+def test_contexts_go_beyond_sliding_windows(tokenizer: HfTokenizer, tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = SIZES | {"layer_types": kinds, "sliding_window": 20, "head_dim": 32}
+    learner = saved(tmp_path, Gemma3TextConfig(vocab_size=tokenizer.vocab_size, **sizes))
+    engine = VllmEngine(learner, VllmPolicy(str(tmp_path), tokenizer, OPTIONS))
+    engine.imitate([LESSON])
+    prompts = [PROMPT, list(range(3, 90))]
+    requests = [SampleRequest(engine.policy.open(prompt), 0, LIMIT) for prompt in prompts]
+    for prompt, drawn in zip(prompts, complete(engine.policy, requests), strict=True):
+        assert len(drawn.token_ids) > 20
+        assert distance(learner.model, prompt, drawn) < 1e-4
+
+
+def test_weights_that_vllm_does_not_take_over_are_told(
+    reach: Path, tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    """The experts of gpt-oss stay as loaded. In a process of its own, as experts have to be."""
+    policy = tmp_path / "policy"
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
+    rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": LIMIT // 4}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    sizes = SIZES | experts | {"vocab_size": tokenizer.vocab_size, "head_dim": 32}
+    saved(policy, GptOssConfig(rope_parameters=rope, **sizes))
+    changes = (f"model.path={policy}", "model.autocast=true")
+    arguments = run_arguments(reach, tmp_path / "run", *changes)
+    process = start_command(["train", *arguments, "--engine", "vllm"])
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 2, errors
+    assert "or does not take all weights over" in errors.splitlines()[-1]
