@@ -17,6 +17,7 @@ from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.errors import ConfigError, RunError
 from tests.engines.graphs import random_sample, with_rollout_logprobs
 from tests.engines.test_gradient import norm_in_full_precision, per_edge_loss
+from tests.engines.tiny import SIZES
 
 OPTIONS = LoraOptions(rank=3, alpha=6.0)
 UPDATING = UpdateOptions(
@@ -137,14 +138,9 @@ EXPERTS = {
 def experts(kind, vocab_size):
     config = EXPERTS[kind]
     config.update(
-        {
+        SIZES
+        | {
             "vocab_size": vocab_size,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
             "num_experts_per_tok": 2,
             "max_position_embeddings": 128,
             "initializer_range": 0.3,

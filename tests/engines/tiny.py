@@ -52,6 +52,14 @@ _DELTA_NETS = {
     "linear_num_value_heads": 4,
 }
 
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
 WINDOW = 7
 WINDOWED = ("mistral", "gemma3", "gpt_oss")
 """Families with a sliding window of so many tokens: in every layer, and in one of two; the last has
@@ -120,17 +128,11 @@ def tiny_model(
     torch.manual_seed(0)
     common = {
         "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
         "max_position_embeddings": limit,
         "initializer_range": spread,
         "tie_word_embeddings": family not in ("llama", "gpt_oss"),
     }
-    config = config_class(**common | own)
+    config = config_class(**SIZES | common | own)
     model = model_class(config).double().eval()
     if family == "gpt_oss":
         model.set_experts_implementation("eager")  # others know no float64

@@ -69,6 +69,9 @@ class FlatLayouts:
     """The layouts of one flat row, one for each sliding window of a model's layers.
 
     Layers tell their windows when they compute; ``check`` holds them against the configuration.
+
+    Attributes:
+        all: by window; None is the one of whole paths.
     """
 
     def __init__(

@@ -109,13 +109,8 @@ def quantization(name: str) -> str | None:
     Raises:
         ModelError: there is no such model.
     """
-    whole, _ = under_adapters(name)
-    local = check_model_directory(whole, "config.json")
-    try:
+    with _described(name) as (whole, local):
         values, _ = PretrainedConfig.get_config_dict(whole, local_files_only=local)
-    except Exception as error:
-        reason = _reason(whole, error, "config.json")
-        raise ModelError(f"model {whole} cannot be read: {reason}") from error
     how = values.get("quantization_config")
     return how.get("quant_method") if isinstance(how, dict) else None
 
@@ -189,10 +184,20 @@ def stored_config(name: str) -> PretrainedConfig:
 @contextmanager
 def _reading(name: str) -> Iterator[PretrainedConfig]:
     """A model's configuration; what goes wrong in the ``with`` block is its fault."""
+    with _described(name) as (whole, local):
+        yield AutoConfig.from_pretrained(whole, local_files_only=local)
+
+
+@contextmanager
+def _described(name: str) -> Iterator[tuple[str, bool]]:
+    """The whole model behind a name and whether it is here, for reading its config.json.
+
+    What goes wrong in the ``with`` block is that file's fault.
+    """
     whole, _ = under_adapters(name)
     local = check_model_directory(whole, "config.json")
     try:
-        yield AutoConfig.from_pretrained(whole, local_files_only=local)
+        yield whole, local
     except Exception as error:
         reason = _reason(whole, error, "config.json")
         raise ModelError(f"model {whole} cannot be read: {reason}") from error

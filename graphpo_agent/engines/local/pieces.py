@@ -126,7 +126,7 @@ class Bucket:
     path_lengths: IntArray
     own_lengths: IntArray
     causal: bool
-    window: int | None = None
+    window: int | None
 
     def own(self) -> BoolArray:
         """[E, Q] which queries are the piece's own."""
@@ -168,7 +168,7 @@ def cut_into_buckets(
     paths = batch.position_ids[first]
     # Later edges of a block may lie higher up, and so begins what they see.
     highest = np.minimum.reduceat(batch.position_ids, first)
-    hidden = 0 * paths if window is None else np.maximum(highest - window + 1, 0)
+    hidden = np.zeros_like(paths) if window is None else np.maximum(highest - window + 1, 0)
     buckets = []
     order = np.empty(len(batch.token_ids), np.int64)
     done = 0

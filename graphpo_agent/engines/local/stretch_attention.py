@@ -53,7 +53,8 @@ def stretch_layout(batch: PackedBatch, device: torch.device) -> StretchLayout:
     paths = stretches.before + stretches.lengths
     ends = np.cumsum(paths)
     keys = np.empty(ends[-1], np.int64)
-    stretches.write_paths(keys, ends - paths, np.arange(len(paths)), paths, 0 * paths)
+    whole = np.zeros_like(paths)  # nothing is left out
+    stretches.write_paths(keys, ends - paths, np.arange(len(paths)), paths, whole)
     return StretchLayout(
         to_device(keys, device),
         _ends(np.cumsum(stretches.lengths), device),

@@ -13,10 +13,10 @@ from graphpo_agent.engines.local.model import dropouts, model_config, stored_con
 from graphpo_agent.engines.verl.launch import _reason, check_answers, environment
 from graphpo_agent.engines.verl.settings import verl_settings
 from graphpo_agent.engines.vllm_start import model_arguments
-from graphpo_agent.errors import ConfigError, RunError
+from graphpo_agent.errors import ConfigError, ModelError, RunError
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.train_verl import _check_context, _check_positions, _Watch
+from graphpo_agent.train_verl import _check_context, _check_positions, _check_weights, _Watch
 from tests.engines.tiny import long_rope
 from tests.engines.verl.test_settings import config
 
@@ -105,6 +105,14 @@ def test_contexts_reach_as_far_as_vllm_and_our_attention_do(tmp_path: Path) -> N
     _check_positions(config(model, "engine.max_context_tokens=49", "engine.share_prefixes=false"))
     with pytest.raises(ConfigError, match="original context of 48 tokens"):
         _check_positions(config(model, "engine.max_context_tokens=49"))
+
+
+def test_weights_that_are_quantized_are_refused(tmp_path: Path) -> None:
+    Qwen2Config().save_pretrained(tmp_path)
+    _check_weights(str(tmp_path))
+    Qwen2Config(quantization_config={"quant_method": "mxfp4"}).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"weights are quantized \(mxfp4\); through verl"):
+        _check_weights(str(tmp_path))
 
 
 def test_of_a_model_that_takes_images_the_language_model_is_meant(tmp_path: Path) -> None:
