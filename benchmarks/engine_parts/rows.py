@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
+from graphpo_agent.engines.local.head import OutputHead
 from graphpo_agent.engines.local.loss import Objective, clipped_objective
 from graphpo_agent.engines.local.token_scores import token_scores
 from graphpo_agent.graph.arrays import BoolArray, FloatArray, IntArray
@@ -148,7 +149,7 @@ def _logprobs(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
     rows = max_logits(hidden.device.type) // head.weight.shape[0]
 
     def score(hidden: Tensor, targets: Tensor) -> Tensor:
-        return token_scores(head, hidden, targets)[0]
+        return token_scores(OutputHead(head), hidden, targets)[0]
 
     parts = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.cat([cast(Tensor, checkpoint(score, *p, use_reentrant=False)) for p in parts])

@@ -77,7 +77,7 @@ def test_a_place_that_becomes_free_is_filled_in_the_next_pass(
     ends = torch.tensor(sorted(tokenizer.eos_ids), device=model.device)
     monkeypatch.setattr(
         f"{SAMPLER}.sampling_logits",
-        lambda head, hidden: head(hidden).index_fill(-1, ends, -torch.inf),
+        lambda head, hidden: head.layer(hidden).index_fill(-1, ends, -torch.inf),
     )
     completions = complete(policy, requests, SAMPLING)
     assert [len(c.token_ids) for c in completions] == lengths

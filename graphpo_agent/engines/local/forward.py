@@ -3,7 +3,7 @@
 Shapes: N tokens of the row, K targets, M trained tokens, d hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,8 @@ from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
-from graphpo_agent.engines.local.model import computable, output_head
+from graphpo_agent.engines.local.head import OutputHead, output_head
+from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.token_scores import token_scores
@@ -32,6 +33,7 @@ __all__ = [
     "KERNELS",
     "TokenScores",
     "check_flat_layout",
+    "check_head",
     "check_scores",
     "flat_passes",
     "max_logits",
@@ -51,7 +53,8 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 """All but cuDNN's, which takes long to prepare for every new shape; each row has its own."""
 
 
-_SOFT_CAP = "final_logit_softcapping"
+_LARGE = 100.0
+"""Beyond what models bound their logits to, which hardly shows in small ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def score_tokens(
 
 
 def _score_blocks(
-    head: nn.Linear,
+    head: OutputHead,
     hidden_N_d: Tensor,
     batch: PackedBatch,
     temperature: float,
@@ -180,15 +183,10 @@ def _prepared_layers(model: PreTrainedModel, compute: ComputeOptions) -> Iterato
 def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
     """Raise ``ModelError`` unless the flat layout gives the model's own log-probabilities.
 
-    It does not where the attention ignores transformers' attention interface or where logits
-    are more than the output head of the last hidden state (soft caps, scaled logits). Nor does it
-    where the model cannot be computed in the precision of its weights at all.
+    It does not where the attention ignores transformers' attention interface, or where logits
+    are not what ``OutputHead`` says. Nor does it where the model cannot be computed in the
+    precision of its weights at all.
     """
-    if getattr(model.config.get_text_config(), _SOFT_CAP, None):  # hardly shows in small logits
-        raise ModelError(
-            f"model {model.name_or_path} ({type(model).__name__}) caps its logits ({_SOFT_CAP}), "
-            "which the flat layout cannot express; use another model family"
-        )
     parent, offsets = np.array([-1, 0, 0]), np.array([0, 3, 5, 7])
     token_ids = np.arange(7) % output_head(model).weight.shape[0]
     mask = np.arange(7) >= 3
@@ -200,6 +198,7 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
         rows = to_device(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]], model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast):
             logits = model(input_ids=rows, use_cache=False).logits
+            check_head(model, lambda: model(input_ids=rows, use_cache=False).logits)
     check_scores(model, flat, rows, logits)
 
 
@@ -217,7 +216,37 @@ def check_scores(model: PreTrainedModel, flat: Tensor, rows: Tensor, logits: Ten
     # Rounding grows with the logits: a few units in their last place.
     unit = max(1e-4, torch.finfo(logits.dtype).eps) * float(before.abs().max())
     if not torch.allclose(flat, expected, rtol=0.0, atol=max(1e-3, 4 * unit)):
-        raise ModelError(
-            f"model {model.name_or_path} ({type(model).__name__}) changes its attention or its "
-            "logits in a way that the flat layout cannot express; use another model family"
-        )
+        raise _changed(model, "its attention or its logits")
+
+
+def check_head(model: PreTrainedModel, compute: Callable[[], Tensor]) -> None:
+    """Raise ``ModelError`` unless the model makes its logits as its ``OutputHead`` does.
+
+    Args:
+        model: named in the message.
+        compute: a pass of the model, which returns its logits.
+    """
+    head = output_head(model)
+    numbers: list[Tensor] = []
+
+    def enlarge(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        numbers.append(output * (_LARGE / output.abs().max().clamp_min(1e-6)))
+        return numbers[-1]
+
+    hook = head.layer.register_forward_hook(enlarge)
+    try:
+        logits = compute()
+    finally:
+        hook.remove()
+    unit = max(1e-4, torch.finfo(logits.dtype).eps) * _LARGE * head.scale
+    if not numbers or not torch.allclose(
+        logits, head.logits(numbers[0]), rtol=0.0, atol=max(1e-3, 4 * unit)
+    ):
+        raise _changed(model, "its logits")
+
+
+def _changed(model: PreTrainedModel, what: str) -> ModelError:
+    return ModelError(
+        f"model {model.name_or_path} ({type(model).__name__}) changes {what} in a way that the "
+        "flat layout cannot express; use another model family"
+    )

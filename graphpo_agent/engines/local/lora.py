@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils.peft_utils import check_peft_version
 
-from graphpo_agent.engines.local.model import computable, output_head
+from graphpo_agent.engines.local.head import output_head
+from graphpo_agent.engines.local.model import computable
 from graphpo_agent.errors import ConfigError, first_line
 
 __all__ = [
@@ -110,7 +111,7 @@ def _check_targets(model: PreTrainedModel, names: Collection[str]) -> None:
 
     Merged, an adapted head and its embeddings would differ.
     """
-    head = output_head(model)
+    head = output_head(model).layer
     layers = {f".{path}": module for path, module in model.named_modules()}
     named = {name: [m for path, m in layers.items() if path.endswith(f".{name}")] for name in names}
     unknown = [name for name, modules in named.items() if not modules]

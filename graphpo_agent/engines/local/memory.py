@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
+from graphpo_agent.engines.local.head import output_head
 from graphpo_agent.engines.local.linear_attention import num_linear_layers
 from graphpo_agent.engines.local.model import key_width
 from graphpo_agent.engines.local.options import ComputeOptions
@@ -42,6 +43,8 @@ class ModelSizes:
         key_width: key/value heads times their dimension.
         vocabulary: rows of the output head.
         itemsize: bytes of one weight.
+        caps: whether the output head bounds its logits, which are then kept beside their
+            probabilities.
     """
 
     weight_bytes: int
@@ -50,6 +53,7 @@ class ModelSizes:
     key_width: int
     vocabulary: int
     itemsize: int
+    caps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,8 @@ def _weights_to_sample_with(model: ModelSizes, update: UpdateSizes, compute: Com
 def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> int:
     """Probabilities in float32 or more, beside them what the product gives in 16 bits.
 
-    With a bonus on the entropy the logits as well. On a GPU it is the logits and their gradient.
+    With a bonus on the entropy, or a bound on the logits, the logits as well. On a GPU it is the
+    logits and their gradient.
     """
     rows = min(update.targets, max(1, max_logits(update.device_type) // model.vocabulary))
     product = product_bytes(model, compute)
@@ -192,7 +197,8 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
         return rows * model.vocabulary * 2 * product
     kept = max(product, _MASTER_BYTES)
     rounded = product if product < _MASTER_BYTES else 0
-    return rows * model.vocabulary * (kept * (2 if update.entropy_bonus else 1) + rounded)
+    buffers = 2 if update.entropy_bonus or model.caps else 1
+    return rows * model.vocabulary * (kept * buffers + rounded)
 
 
 def token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
@@ -215,6 +221,7 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
         key_width=key_width(model.config),
         vocabulary=model.config.vocab_size,
         itemsize=parameters[0].element_size(),
+        caps=output_head(model).cap is not None,
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -20,6 +19,7 @@ from transformers import (
 from transformers.utils.quantization_config import Mxfp4Config
 
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
+from graphpo_agent.engines.local.head import output_head
 from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ModelError, first_line, first_sentence
@@ -34,7 +34,6 @@ __all__ = [
     "load_model",
     "model_config",
     "model_without_weights",
-    "output_head",
     "quantization",
     "stored_config",
     "usable_device",
@@ -272,18 +271,6 @@ def computable(model: PreTrainedModel) -> Iterator[None]:
             f"model {model.name_or_path} ({type(model).__name__}) cannot be computed in {dtype}: "
             f"{first_line(error)}; set model.dtype to float32"
         ) from error
-
-
-def output_head(model: PreTrainedModel) -> nn.Linear:
-    """The layer that turns last hidden states into logits.
-
-    Raises:
-        ModelError: the model has none.
-    """
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ModelError(f"model {model.name_or_path}: no output head; it is not a causal LM")
-    return head
 
 
 def head_dim(config: PretrainedConfig) -> int:

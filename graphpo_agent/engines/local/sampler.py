@@ -26,8 +26,7 @@ from graphpo_agent.engines.local.cached_recurrence import CachedRecurrence, RowS
 from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, check_finite, draw
-from graphpo_agent.engines.local.head import sampling_logits
-from graphpo_agent.engines.local.model import output_head
+from graphpo_agent.engines.local.head import output_head, sampling_logits
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.probe import kv_shape, state_shape
 from graphpo_agent.engines.local.reach import context_limit

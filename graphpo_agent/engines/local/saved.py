@@ -23,7 +23,8 @@ from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.flat_attention import FlatLayouts, flash_fits
 from graphpo_agent.engines.local.flat_recurrence import FlatRecurrence, recurrence_of
 from graphpo_agent.engines.local.forward import flat_passes
-from graphpo_agent.engines.local.model import head_dim, key_width, output_head
+from graphpo_agent.engines.local.head import output_head
+from graphpo_agent.engines.local.model import head_dim, key_width
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.stretch_attention import StretchLayout

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies from last hidden states, with one buffer kept for the gradient.
 
 On a CPU that is the probabilities, which take the place of the logits and which the backward pass
-turns into the gradient in place. On a GPU it is the logits, in the precision they come in: fused
-kernels read them once or twice and keep everything between in registers.
+turns into the gradient in place. On a GPU it is what the head's layer gives, in the precision it
+comes in: fused kernels read that once or twice and keep everything between in registers.
 
 Shapes: M trained tokens, d hidden size, V vocabulary.
 """
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from graphpo_agent.engines.local.head import aligned_logits
+from graphpo_agent.engines.local.head import OutputHead, aligned_logits
 from graphpo_agent.errors import first_line
 
 __all__ = ["token_scores"]
@@ -25,7 +25,7 @@ _AT_ONCE = 2**18
 
 
 def token_scores(
-    head: nn.Linear,
+    head: OutputHead,
     hidden: Tensor,
     targets: Tensor,
     temperature: float = 1.0,
@@ -41,23 +41,23 @@ def token_scores(
         targets: [M] token ids.
         temperature: divides the logits; > 0.
         entropy_gradient: whether the entropies carry a gradient; on a CPU the logits are then kept
-            as well.
+            as well, as they are where the head bounds them.
 
     Returns:
         [M] log-probabilities of the targets and [M] entropies in nats.
     """
     device_type = hidden.device.type
     if device_type != "cpu":
-        logits = head(hidden)
+        numbers = head.layer(hidden)
         with torch.autocast(device_type, enabled=False):
-            return _FusedScores.apply(logits, targets, temperature, entropy_gradient)
+            return _FusedScores.apply(numbers, targets, head, temperature, entropy_gradient)
     weight, bias = head.weight, head.bias
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     with torch.autocast(device_type, enabled=False):
-        return _Scores.apply(hidden, weight, bias, targets, temperature, entropy_gradient)
+        return _Scores.apply(hidden, weight, bias, targets, head, temperature, entropy_gradient)
 
 
 class _Scores(torch.autograd.Function):
@@ -68,14 +68,17 @@ class _Scores(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        head: OutputHead,
         temperature: float,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        logits = aligned_logits(hidden, weight, bias)
+        numbers = aligned_logits(hidden, weight, bias)
+        logits = head.logits(numbers, out=numbers)
         if temperature != 1.0:
             logits /= temperature
         chosen = logits.gather(1, targets[:, None])[:, 0]
-        probs = torch.empty_like(logits) if entropy_gradient else logits
+        keeps_logits = entropy_gradient or head.cap is not None
+        probs = torch.empty_like(logits) if keeps_logits else logits
         num_rows = max(1, _AT_ONCE // logits.shape[1])
         part = torch.empty_like(logits[:num_rows])
         # Small results that are kept would keep the large ones beside them from being used again.
@@ -87,9 +90,11 @@ class _Scores(torch.autograd.Function):
             own_mean.copy_(torch.linalg.vecdot(normed, own))
             own_probs.copy_(normed)
         entropies = log_total - mean
-        rest = (logits, log_total, entropies) if entropy_gradient else ()
-        ctx.save_for_backward(hidden, weight, targets, probs, *rest)
-        ctx.temperature = temperature
+        rest = (log_total, entropies) if entropy_gradient else ()
+        ctx.save_for_backward(
+            hidden, weight, targets, probs, logits if keeps_logits else None, *rest
+        )
+        ctx.head, ctx.temperature = head, temperature
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies)
         return chosen - log_total, entropies
@@ -97,41 +102,56 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         # d log p_t / d x = onehot(t) - p;  d H / d x = -p (log p + H)
+        # d c tanh(u / c) / d u = 1 - tanh(u / c)^2, by which each of them is multiplied
         logprob_gradients, entropy_gradients = grad_outputs
-        hidden, weight, targets, probs, *rest = ctx.saved_tensors
-        logprob_gradients = logprob_gradients / ctx.temperature
-        factors = -logprob_gradients[:, None]
+        hidden, weight, targets, probs, logits, *rest = ctx.saved_tensors
+        slope = ctx.head.scale / ctx.temperature
+        logprob_gradients = logprob_gradients * slope
+        of_targets, factors = logprob_gradients, -logprob_gradients[:, None]
+        if ctx.head.cap is not None:
+            to_tanh, places = ctx.temperature / ctx.head.cap, targets[:, None]
+            num_rows = max(1, _AT_ONCE // logits.shape[1])
+            for own, own_probs in zip(logits.split(num_rows), probs.split(num_rows), strict=True):
+                own_probs.mul_(1.0 - (own * to_tanh).square_())
+            of_targets = of_targets * (1.0 - (logits.gather(1, places)[:, 0] * to_tanh) ** 2)
         if rest:
-            logits, log_total, entropies = rest
+            log_total, entropies = rest
             surplus = logits.sub_((log_total - entropies)[:, None])  # log p + H, in their place
-            factors = surplus.mul_(-(entropy_gradients / ctx.temperature)[:, None]).add_(factors)
+            factors = surplus.mul_(-(entropy_gradients * slope)[:, None]).add_(factors)
         gradients = probs.mul_(factors)
-        gradients[torch.arange(len(targets)), targets] += logprob_gradients
+        gradients[torch.arange(len(targets)), targets] += of_targets
         gradients = gradients.to(hidden.dtype)
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         return (
             gradients @ weight if needs_hidden else None,
             gradients.T @ hidden if needs_weight else None,
             gradients.sum(0) if needs_bias else None,
-            *(None, None, None),
+            *(None, None, None, None),
         )
 
 
 class _FusedScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+        ctx: Any,
+        numbers: Tensor,
+        targets: Tensor,
+        head: OutputHead,
+        temperature: float,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, log_totals = _scores(logits, targets, temperature)
-        ctx.save_for_backward(logits, targets, log_totals, entropies)
-        ctx.temperature = temperature
+        form = head.scale, head.cap, temperature
+        logprobs, entropies, log_totals = _scores(numbers, targets, *form)
+        ctx.save_for_backward(numbers, targets, log_totals, entropies)
+        ctx.form = form
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        return _gradients(*ctx.saved_tensors, *grad_outputs, ctx.temperature), None, None, None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _gradients(*ctx.saved_tensors, *grad_outputs, *ctx.form)
+        return gradients, None, None, None, None
 
 
 class _Fused:
@@ -154,9 +174,13 @@ class _Fused:
 
 
 @_Fused
-def _scores(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def _scores(
+    numbers: Tensor, targets: Tensor, scale: float, cap: float | None, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """[M] log-probabilities, entropies and logarithms of the normalising sums."""
-    x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    x = numbers.to(torch.promote_types(numbers.dtype, torch.float32)) * scale
+    x = x if cap is None else (x / cap).tanh() * cap
+    x = x / temperature
     largest = x.amax(-1)
     weights = (x - largest[:, None]).exp()
     total = weights.sum(-1)
@@ -167,20 +191,25 @@ def _scores(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor
 
 @_Fused
 def _gradients(
-    logits: Tensor,
+    numbers: Tensor,
     targets: Tensor,
     log_totals: Tensor,
     entropies: Tensor,
     logprob_gradients: Tensor,
     entropy_gradients: Tensor,
+    scale: float,
+    cap: float | None,
     temperature: float,
 ) -> Tensor:
-    """[M, V] the gradient of the logits, in their type."""
-    x = logits.to(log_totals.dtype) / temperature
-    logprobs = x - log_totals[:, None]
+    """[M, V] the gradient of what the head's layer gives, in its type."""
+    x, slope = numbers.to(log_totals.dtype) * scale, scale / temperature
+    if cap is not None:
+        bounded = (x / cap).tanh()
+        x, slope = bounded * cap, slope * (1.0 - bounded * bounded)
+    logprobs = x / temperature - log_totals[:, None]
     is_target = torch.arange(x.shape[1], device=x.device) == targets[:, None]
     factors = logprob_gradients[:, None] + entropy_gradients[:, None] * (
         logprobs + entropies[:, None]
     )
     gradients = torch.where(is_target, logprob_gradients[:, None], 0.0) - logprobs.exp() * factors
-    return (gradients / temperature).to(logits.dtype)
+    return (gradients * slope).to(numbers.dtype)

@@ -32,7 +32,8 @@ from verl.workers.engine.utils import postprocess_batch_func
 from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
-from graphpo_agent.engines.local.forward import KERNELS, check_scores
+from graphpo_agent.engines.local.forward import KERNELS, check_head, check_scores
+from graphpo_agent.engines.local.head import output_head
 from graphpo_agent.engines.local.linear_attention import over_recurrence
 from graphpo_agent.engines.local.lora import (
     LoraOptions,
@@ -227,6 +228,7 @@ class SharedPrefixEngine(_Base):
         with torch.autocast(rows.device.type, self._autocast_dtype, enabled=half):
             self.module.set_attn_implementation("eager")
             logits = self.module(input_ids=rows, use_cache=False).logits
+            check_head(self.module, lambda: self.module(input_ids=rows, use_cache=False).logits)
             self.module.set_attn_implementation(_FLAT)
             inputs, packed = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
             with _over_flat_rows(self.module):
@@ -260,7 +262,8 @@ def _over_flat_rows(module: Any) -> Iterator[None]:
 def _of_text(module: Any, logits_to_keep: Tensor, **inputs: Any) -> CausalLMOutput:
     """The logits of some tokens of a flat row."""
     hidden = module.get_decoder()(**inputs).last_hidden_state[:, logits_to_keep]
-    return CausalLMOutput(logits=module.get_output_embeddings()(hidden))
+    head: Any = output_head(module)
+    return CausalLMOutput(logits=head.logits(head.layer(hidden)))
 
 
 def _joined(micro_batch: Any) -> tuple[IntArray, IntArray, BoolArray]:
