@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from graphpo_agent.engines.local.cache import KVPool, KVShape
+from graphpo_agent.engines.local.kv_layers import KVLayer
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.running_rows import RunningRows
 from graphpo_agent.engines.local.scoring import Scoring
@@ -38,12 +39,11 @@ class Growth:
 
     def __init__(self, case: Case, in_pool: bool) -> None:
         size = SIZES[case.model]
+        dim = size.hidden // size.heads
+        self.kv = KVLayer(size.key_heads or size.heads, dim, dim)
+        layers = tuple(range(size.layers))
         self.shape = KVShape(
-            size.layers,
-            size.key_heads or size.heads,
-            size.hidden // size.heads,
-            torch.float32,
-            torch.device("cpu"),
+            (self.kv,) * size.layers, layers, torch.float32, torch.device("cpu")
         )
         self.num_heads = size.heads
         self.pool = KVPool(self.shape, by_layer=in_pool)
@@ -61,13 +61,13 @@ class Growth:
         new = self.case.segment + 1  # the last token drawn is not computed
         columns = np.array([self.rows.columns(len(path), new) for path in prefixes])
         self.rows.add(members, prefixes, columns)
-        made = torch.randn(len(prefixes), self.num_heads, self.shape.head_dim)
-        tokens = made[:, : self.shape.num_heads]
-        scoring = Scoring(self.shape.head_dim**-0.5)
+        made = torch.randn(len(prefixes), self.num_heads, self.kv.key_dim)
+        tokens = made[:, : self.kv.num_heads]
+        scoring = Scoring(self.kv.key_dim**-0.5)
         for _ in range(self.case.segment):
             self.rows.begin()
             self.rows.look()
-            for layer in range(self.shape.num_layers):
+            for layer in self.shape.source:
                 self.rows.attend(layer, made, tokens, tokens, scoring)
         own = self.rows.end(np.ones(len(prefixes), np.bool_))
         return [np.concatenate(both) for both in zip(prefixes, own, strict=True)]

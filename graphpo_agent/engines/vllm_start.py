@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from transformers import PretrainedConfig
 
 from graphpo_agent.engines.local.linear_attention import conv_width
-from graphpo_agent.engines.local.model import head_dim, model_config, stored_config
+from graphpo_agent.engines.local.kv_layers import widest_head
+from graphpo_agent.engines.local.model import model_config, stored_config
 from graphpo_agent.engines.local.reach import longest_context
 from graphpo_agent.errors import ConfigError, GraphPOError
 
@@ -178,7 +179,7 @@ def _check_head_size(model_name: str, config: PretrainedConfig) -> None:
     """Raise ConfigError for a head size at which vLLM's CPU attention would fail later."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    size = head_dim(config)
+    size = widest_head(config)
     known = CPUAttentionBackend.get_supported_head_sizes()
     if size not in known:
         raise ConfigError(

@@ -159,12 +159,11 @@ def test_every_family_counts_as_it_computes(config, autocast):
     assert model_sizes(model).weight_bytes == sum(p.nbytes for p in model.parameters())
 
 
-def test_a_tokens_keys_are_as_wide_as_their_projection():
-    wide = AutoModelForCausalLM.from_config(Qwen3Config(**WIDE, **HEADS | {"head_dim": 24}))
-    assert model_sizes(wide).key_width == wide.model.layers[0].self_attn.k_proj.out_features
-    plain = AutoModelForCausalLM.from_config(OPTConfig(**LAYER, num_attention_heads=8, ffn_dim=384))
-    layer = plain.model.decoder.layers[0]
-    assert model_sizes(plain).key_width == layer.self_attn.k_proj.out_features
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config.model_type)
+def test_a_token_holds_what_the_model_computes_of_it(config):
+    model = AutoModelForCausalLM.from_config(config).eval()
+    found = token_bytes(model_sizes(model), ComputeOptions())
+    assert found == kv_shape(model).bytes_per_token
 
 
 def test_layers_that_look_at_their_numbers_cannot_be_counted(tmp_path, reach, monkeypatch):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graphpo_agent.engines.local import path_attention as module
 from graphpo_agent.engines.local.cache import PAGE, KVPool, KVShape
+from graphpo_agent.engines.local.kv_layers import KVLayer
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.path_attention import path_attention
 from graphpo_agent.engines.local.scoring import Scoring
@@ -122,7 +123,7 @@ def test_a_score_that_overflows_gives_no_number():
 
 
 def test_rows_take_pages_of_their_own_and_keep_their_places_together():
-    pool = KVPool(KVShape(1, 1, 2, torch.float32, torch.device("cpu")))
+    pool = KVPool(KVShape((KVLayer(1, 2, 2),), (0,), torch.float32, torch.device("cpu")))
     prefix = pool.allocate(3)
     rows = PagedRows(pool)
     rows.add(np.array([7, 8, 9]), [prefix, prefix, prefix[:2]], np.array([8, 8, 8]))
@@ -141,7 +142,7 @@ def test_rows_take_pages_of_their_own_and_keep_their_places_together():
 
 
 def test_a_row_that_drew_one_token_has_computed_none():
-    pool = KVPool(KVShape(1, 1, 2, torch.float32, torch.device("cpu")))
+    pool = KVPool(KVShape((KVLayer(1, 2, 2),), (0,), torch.float32, torch.device("cpu")))
     rows = PagedRows(pool)
     rows.add(np.array([0]), [pool.allocate(3)], np.array([4]))
     (own,) = rows.end(np.array([True]))

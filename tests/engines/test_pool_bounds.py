@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from graphpo_agent.engines.local.cache import PAGE, KVPool, KVShape
+from graphpo_agent.engines.local.kv_layers import KVLayer
 from graphpo_agent.engines.local.probe import kv_shape
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.rollout.scheduler import complete
@@ -88,13 +89,14 @@ def test_a_pool_takes_memory_where_tokens_are_written():
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    shape = KVShape(4, 4, 64, torch.float32, torch.device("cpu"))
+    layers = (KVLayer(4, 64, 64), KVLayer(2, 64, 128), KVLayer(4, 64, 64), KVLayer(1, 128, 128))
+    shape = KVShape(layers, (0, 1, 2, 3, 1), torch.float32, torch.device("cpu"))
     pool = KVPool(shape, by_layer=True)
     before = resident()
     pool.allocate(10_000)
     pool.allocate(90_000)  # all fresh
     slots = torch.from_numpy(pool.allocate(10_000))
-    for layer in range(shape.num_layers):
+    for layer in range(4):
         for tokens in pool.layer(layer):
             assert tokens.data_ptr() % 64 == 0 and not tokens[100_000:].any()
             tokens[slots] = 1.0

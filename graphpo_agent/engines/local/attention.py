@@ -4,8 +4,7 @@
 which stands here, or the flat rows' (``flat_attention.py``). Both are registered under
 transformers' ``AttentionInterface``.
 
-Shapes: B sequences, H query heads, K key/value heads (H = G K), Q queries, T keys, D head
-dimension, N tokens of a row.
+Shapes: H query heads, K key/value heads, D dimensions of a key, Dv of a value, N tokens of a row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ class CachedAttention(Protocol):
     """Knows the cache that a sampler's pass attends to."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        """[1, N, H, D] for [1, H, N, D] queries and [1, K, N, D] new keys and values."""
+        """[1, N, H, Dv] for [1, H, N, D] queries, [1, K, N, D] keys and [1, K, N, Dv] values."""
         ...
 
 
@@ -58,7 +57,7 @@ def cached_attention(
         module: the attention layer (unused; the interface passes it).
         query: [1, H, N, D].
         key: [1, K, N, D].
-        value: [1, K, N, D].
+        value: [1, K, N, Dv].
         attention_mask: unused; ``cached_pass`` knows who sees whom.
         scaling: factor on the dot products.
         sliding_window: tokens that are attended to, a token itself included; None: all.
@@ -67,7 +66,7 @@ def cached_attention(
         **extras: other arguments of the interface.
 
     Returns:
-        [1, N, H, D] and None (no attention weights).
+        [1, N, H, Dv] and None (no attention weights).
 
     Raises:
         ModelError: the layer caps its scores, or no pass reaches it.

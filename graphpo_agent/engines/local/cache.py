@@ -1,9 +1,13 @@
 """Keys and values of every token computed so far.
 
-Shapes: L layers, K key/value heads, D head dimension, S pool slots, M tokens, B paths, T tokens of
-a path.
+Keys and values of one size, of whatever layers, lie in one slab. Most models have a single slab.
+
+Shapes: K key/value heads, D dimensions of a key or value, P keys or values of that size in a token,
+S pool slots, M tokens, B paths, T tokens of a path.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graphpo_agent.engines.local.kv_layers import KVLayer
 from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["PAGE", "KVPool", "KVShape", "pages_fit", "zeros"]
@@ -26,19 +31,46 @@ PAGE = 4
 class KVShape:
     """What one token's keys and values are made of.
 
-    Example: ``KVShape(num_layers=2, num_heads=4, head_dim=16, dtype=torch.float32, device=cpu)``.
+    Example: two layers alike have one slab of four parts::
+
+        shape = KVShape((KVLayer(4, 16, 16),) * 2, (0, 1), torch.float32, torch.device("cpu"))
+        shape.slabs  == [(4, 4, 16)]
+        shape.places == [((0, 0), (0, 1)), ((0, 2), (0, 3))]
+
+    Attributes:
+        layers: those that have keys and values of their own.
+        source: for each attention layer of the model, which of them it attends to.
+        dtype: of the numbers.
+        device: where they are.
     """
 
-    num_layers: int
-    num_heads: int
-    head_dim: int
+    layers: tuple[KVLayer, ...]
+    source: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
     @property
     def bytes_per_token(self) -> int:
         """Of all layers."""
-        return 2 * self.num_layers * self.num_heads * self.head_dim * self.dtype.itemsize
+        return sum(layer.numbers for layer in self.layers) * self.dtype.itemsize
+
+    @property
+    def slabs(self) -> list[tuple[int, int, int]]:
+        """(P, K, D) of each slab."""
+        counts = Counter(part for layer in self.layers for part in layer.parts)
+        return [(count, *part) for part, count in counts.items()]
+
+    @property
+    def places(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """For each attention layer the slab of its keys and which part of it, and of its values."""
+        sizes = [tuple(size) for _, *size in self.slabs]
+        used = [0] * len(sizes)
+        places: list[tuple[int, int]] = []
+        for layer in self.layers:
+            for slab in map(sizes.index, layer.parts):
+                places.append((slab, used[slab]))
+                used[slab] += 1
+        return [(places[2 * layer], places[2 * layer + 1]) for layer in self.source]
 
 
 def pages_fit(device: torch.device, dtype: torch.dtype) -> bool:
@@ -47,7 +79,7 @@ def pages_fit(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class KVPool:
-    """Keys and values [S, 2 L, K, D] by slot: a slot for each token of any context, never moved.
+    """Keys and values by slot: a slot for each token of any context, never moved.
 
     Example: a prompt of three tokens and two different continuations of one token each::
 
@@ -66,13 +98,14 @@ class KVPool:
         self._shape = shape
         self._by_layer = by_layer
         self._used = 0
-        self._tokens = self._empty(0)
+        self._places = shape.places
+        self._slabs = self._empty(0)
 
     def clear(self) -> None:
         """Forget everything; on a CPU the memory stays, on a GPU the update needs it."""
         self._used = 0
         if self._shape.device.type != "cpu":
-            self._tokens = self._empty(0)
+            self._slabs = self._empty(0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,42 +125,46 @@ class KVPool:
     def allocate(self, num_tokens: int) -> IntArray:
         """[num_tokens] fresh slots."""
         first, self._used = self._used, self._used + num_tokens
-        if self._used > len(self._tokens):
-            capacity = max(_FIRST_SLOTS, self._used, 2 * len(self._tokens))
-            larger = self._empty(capacity)
-            larger[:first] = self._tokens[:first]
-            self._tokens = larger
+        held = len(self._slabs[0])
+        if self._used > held:
+            larger = self._empty(max(_FIRST_SLOTS, self._used, 2 * held))
+            for new, old in zip(larger, self._slabs, strict=True):
+                new[:first] = old[:first]
+            self._slabs = larger
         return np.arange(first, self._used)
 
-    def load(self, slots: Tensor) -> Tensor:
-        """[M, 2 L, K, D] at [M] slots."""
-        return self._tokens.index_select(0, slots)
+    def load(self, slots: Tensor) -> list[Tensor]:
+        """[M, P, K, D] of each slab at [M] slots."""
+        return [slab.index_select(0, slots) for slab in self._slabs]
 
-    def store(self, slots: Tensor, tokens: Tensor) -> None:
-        """Write [M, 2 L, K, D] to [M] slots."""
-        self._tokens.index_copy_(0, slots, tokens)
+    def store(self, slots: Tensor, tokens: Sequence[Tensor]) -> None:
+        """Write [M, P, K, D] of each slab to [M] slots."""
+        for slab, new in zip(self._slabs, tokens, strict=True):
+            slab.index_copy_(0, slots, new)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values [M, K, D] of one layer to [M] slots."""
+        """Write [M, K, D] keys and values of one layer to [M] slots."""
         for tokens, new in zip(self.layer(layer), (keys, values), strict=True):
             tokens.index_copy_(0, slots, new)
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, K, T, D] of one layer at [B, T] slots."""
+        """[B, K, T, D] keys and values of one layer at [B, T] slots."""
         read = (tokens.index_select(0, slots.flatten()) for tokens in self.layer(layer))
         keys, values = (x.view(*slots.shape, *x.shape[1:]).transpose(1, 2) for x in read)
         return keys, values
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [S, K, D] of one layer at all slots."""
-        return self._tokens[:, 2 * layer], self._tokens[:, 2 * layer + 1]
+        """[S, K, D] keys and values of one layer at all slots."""
+        (of_keys, key), (of_values, value) = self._places[layer]
+        return self._slabs[of_keys][:, key], self._slabs[of_values][:, value]
 
-    def _empty(self, num_slots: int) -> Tensor:
-        shape = self._shape
-        parts, token = 2 * shape.num_layers, (shape.num_heads, shape.head_dim)
-        sizes = (parts, num_slots) if self._by_layer else (num_slots, parts)
-        tokens = zeros((*sizes, *token), shape.dtype, shape.device)
-        return tokens.transpose(0, 1) if self._by_layer else tokens
+    def _empty(self, num_slots: int) -> list[Tensor]:
+        """[S, P, K, D] of each slab."""
+        dtype, device = self._shape.dtype, self._shape.device
+        if not self._by_layer:
+            return [zeros((num_slots, *slab), dtype, device) for slab in self._shape.slabs]
+        slabs = [(parts, num_slots, *token) for parts, *token in self._shape.slabs]
+        return [zeros(slab, dtype, device).transpose(0, 1) for slab in slabs]
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

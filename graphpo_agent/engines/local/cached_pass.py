@@ -3,7 +3,7 @@
 All of them are one flat row for the model; only attention tells them apart.
 
 Shapes: N tokens of the pass, M of them of runs, B pieces of a group, Q queries and T keys of a
-piece, H query heads, K key/value heads, D head dimension.
+piece, H query heads, K key/value heads, D dimensions of a key, Dv of a value.
 """
 
 from collections.abc import Sequence
@@ -92,11 +92,11 @@ class CachedPass:
         Args:
             query: [1, H, N, D].
             key: [1, K, N, D].
-            value: [1, K, N, D].
+            value: [1, K, N, Dv].
             scoring: the layer's.
 
         Returns:
-            [1, N, H, D].
+            [1, N, H, Dv].
         """
         layer, self._layer = self._layer, self._layer + 1
         queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -122,11 +122,11 @@ class CachedPass:
 
 
 def _attend(pool: KVPool, layer: int, queries: Tensor, group: _Group, scoring: Scoring) -> Tensor:
-    """[tokens of the group, H, D]."""
+    """[tokens of the group, H, Dv]."""
     keys, values = pool.read(layer, group.slots)
     own = queries[group.queries].transpose(1, 2)
     out = grouped_attention(own, keys, values, group.mask, scoring)
-    return out.transpose(1, 2).reshape(-1, *queries.shape[1:]).index_select(0, group.picked)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, group.picked)
 
 
 def _groups(pieces: Sequence[Piece]) -> list[tuple[int, list[Piece]]]:

@@ -5,8 +5,8 @@ in 16 bits the pieces are the row's stretches, all of them in one FlashAttention
 pieces of similar length are computed together. Layers with a sliding window have a layout of their
 own.
 
-Shapes: H query heads, K key/value heads (H = G K), D head dimension, N tokens of a flat row,
-E pieces of a bucket, Q queries, T keys.
+Shapes: H query heads, K key/value heads (H = G K), D dimensions of a key, Dv of a value, N tokens of
+a flat row, E pieces of a bucket, Q queries, T keys.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from graphpo_agent.engines.local.attention import (
 )
 from graphpo_agent.engines.local.handed_on import handed_on
 from graphpo_agent.engines.local.kernels import grouped_attention
-from graphpo_agent.engines.local.model import head_dim
+from graphpo_agent.engines.local.kv_layers import widest_head
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.pieces import cut_into_buckets
 from graphpo_agent.engines.local.reach import layer_windows
@@ -92,7 +92,7 @@ class FlatLayouts:
             flash: whether FlashAttention computes them; by default where it can.
         """
         if flash is None:
-            flash = flash_fits(head_dim(config), dtype, device)
+            flash = flash_fits(widest_head(config), dtype, device)
         self._config = config
         self._windows = layer_windows(config)
         self._told: set[int | None] = set()
@@ -155,7 +155,7 @@ def _bucket_layout(
     )
 
 
-def flash_fits(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+def flash_fits(widest: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether FlashAttention is made for such heads, numbers and GPUs (from Ampere on).
 
     Larger heads have a backward pass on some of these GPUs only.
@@ -163,8 +163,8 @@ def flash_fits(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     return (
         device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
-        and head_dim % 8 == 0
-        and head_dim <= 192
+        and widest % 8 == 0
+        and widest <= 192
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 
@@ -188,7 +188,7 @@ def gathered_attention(
         module: the attention layer (unused; the interface passes it).
         query: [1, H, N, D].
         key: [1, K, N, D].
-        value: [1, K, N, D].
+        value: [1, K, N, Dv].
         attention_mask: unused; ``flat_layouts`` hold the masks.
         scaling: factor on the dot products.
         sliding_window: tokens that are attended to, a token itself included; None: all.
@@ -197,7 +197,7 @@ def gathered_attention(
         **extras: other arguments of the interface.
 
     Returns:
-        [1, N, H, D] and None (no attention weights).
+        [1, N, H, Dv] and None (no attention weights).
 
     Raises:
         ModelError: the layer caps its scores, or no layout reaches it.
@@ -217,7 +217,7 @@ def gathered_attention(
 def _over_buckets(
     queries: Tensor, keys: Tensor, values: Tensor, layout: BucketLayout, scoring: Scoring
 ) -> Tensor:
-    """[N, H, D]."""
+    """[N, H, Dv]."""
     shapes = layout.shapes
     outputs = [
         grouped_attention(q, k, v, mask, scoring).transpose(1, 2).flatten(0, 1)

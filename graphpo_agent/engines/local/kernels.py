@@ -1,7 +1,7 @@
 """Softmax attention of grouped heads by torch's kernels, beside attention sinks as well.
 
-Shapes: B sequences, H query heads, K key/value heads (H = G K), Q queries, T keys, D head
-dimension.
+Shapes: B sequences, H query heads, K key/value heads (H = G K), Q queries, T keys, D dimensions of
+a key, Dv of a value.
 """
 
 import torch
@@ -19,7 +19,7 @@ _ALIGNED = 8
 def grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    """[B, H, Q, D] attention of grouped heads by the kernel that fits; causal without a mask.
+    """[B, H, Q, Dv] attention of grouped heads by the kernel that fits; causal without a mask.
 
     With a mask on a GPU, keys are shared by folding a group's heads into queries: the
     memory-efficient kernel takes a mask but no groups.
@@ -41,7 +41,7 @@ def _grouped(
         attn_mask=mask,
         is_causal=mask is None,
         scale=scaling,
-        enable_gqa=True,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
 
 
@@ -60,7 +60,7 @@ def _beside_sinks(
     them. Causal kernels see the first key everywhere: there the sink is the first, and a query that
     nobody asks for stands before the others.
     """
-    num_heads, dim = query.shape[1], query.shape[3]
+    num_heads, dim, given = query.shape[1], query.shape[3], value.shape[3]
     num_keys = key.shape[1]
     groups = num_heads // num_keys
     more = -groups % _ALIGNED + groups
@@ -70,24 +70,24 @@ def _beside_sinks(
     which = which.repeat(num_keys, 1)[:, None].expand(*query.shape[:3], more)
     query = torch.cat([query, which], -1)
     keys, values = F.pad(key, (0, more)), F.pad(value, (0, more))
-    nothing = torch.zeros_like(sink)
+    nothing = sink.new_zeros(*sink.shape[:3], given + more)
     if mask is None:
         query = F.pad(query, (0, 0, 1, 0))
         keys, values = torch.cat([sink, keys], 2), torch.cat([nothing, values], 2)
-        return _grouped(query, keys, values, None, scaling)[:, :, 1:, :dim]
+        return _grouped(query, keys, values, None, scaling)[:, :, 1:, :given]
     keys, values = torch.cat([keys, sink], 2), torch.cat([values, nothing], 2)
-    return _grouped(query, keys, values, F.pad(mask, (0, 1)), scaling)[..., :dim]
+    return _grouped(query, keys, values, F.pad(mask, (0, 1)), scaling)[..., :given]
 
 
 def single_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring
 ) -> Tensor:
-    """[B, H, D] attention of one query each, keys and values read where they are.
+    """[B, H, Dv] attention of one query each, keys and values read where they are.
 
     Args:
         query: [B, H, D].
         key: [B, K, T, D].
-        value: [B, K, T, D].
+        value: [B, K, T, Dv].
         mask: [B, 1, 1, T], additive.
         scoring: the layer's.
     """
@@ -104,10 +104,10 @@ def single_attention(
 def folded_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
 ) -> Tensor:
-    """[B, H, Q, D]; the G query heads that share a key head become G times as many queries."""
+    """[B, H, Q, Dv]; the G query heads that share a key head become G times as many queries."""
     num_rows, num_heads, num_queries, dim = query.shape
     groups = num_heads // key.shape[1]
     folded = query.reshape(num_rows, key.shape[1], groups * num_queries, dim)
     mask = mask if num_queries == 1 else mask.repeat(1, 1, groups, 1)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(query.shape)
+    return out.reshape(num_rows, num_heads, num_queries, -1)

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.forward import max_logits
 from graphpo_agent.engines.local.head import output_head
-from graphpo_agent.engines.local.linear_attention import num_linear_layers
-from graphpo_agent.engines.local.model import key_width
+from graphpo_agent.engines.local.kv_layers import kv_layers
 from graphpo_agent.engines.local.options import ComputeOptions
 
 __all__ = [
@@ -39,8 +38,7 @@ class ModelSizes:
     Attributes:
         weight_bytes: of all weights, tied ones once.
         trained_bytes: of those that are trained; all of them, or the adapters.
-        layers: decoder layers that keep keys and values.
-        key_width: key/value heads times their dimension.
+        token_numbers: of the keys and values of one token in all layers.
         vocabulary: rows of the output head.
         itemsize: bytes of one weight.
         caps: whether the output head bounds its logits, which are then kept beside their
@@ -49,8 +47,7 @@ class ModelSizes:
 
     weight_bytes: int
     trained_bytes: int
-    layers: int
-    key_width: int
+    token_numbers: int
     vocabulary: int
     itemsize: int
     caps: bool = False
@@ -203,7 +200,7 @@ def _logits(model: ModelSizes, update: UpdateSizes, compute: ComputeOptions) -> 
 
 def token_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
     """Keys and values of one token, in all layers."""
-    return 2 * model.layers * model.key_width * product_bytes(model, compute)
+    return model.token_numbers * product_bytes(model, compute)
 
 
 def product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
@@ -217,8 +214,7 @@ def model_sizes(model: PreTrainedModel) -> ModelSizes:
     return ModelSizes(
         weight_bytes=sum(p.nbytes for p in parameters),
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
-        layers=model.config.num_hidden_layers - num_linear_layers(model.config),
-        key_width=key_width(model.config),
+        token_numbers=sum(layer.numbers for layer in kv_layers(model.config)),
         vocabulary=model.config.vocab_size,
         itemsize=parameters[0].element_size(),
         caps=output_head(model).cap is not None,

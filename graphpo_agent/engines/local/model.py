@@ -29,8 +29,6 @@ __all__ = [
     "check_vocabulary",
     "computable",
     "dropouts",
-    "head_dim",
-    "key_width",
     "load_model",
     "model_config",
     "model_without_weights",
@@ -271,17 +269,6 @@ def computable(model: PreTrainedModel) -> Iterator[None]:
             f"model {model.name_or_path} ({type(model).__name__}) cannot be computed in {dtype}: "
             f"{first_line(error)}; set model.dtype to float32"
         ) from error
-
-
-def head_dim(config: PretrainedConfig) -> int:
-    """Numbers of one attention head's queries and keys."""
-    return config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
-
-
-def key_width(config: PretrainedConfig) -> int:
-    """Key/value heads times ``head_dim``."""
-    heads = config.to_dict().get("num_key_value_heads") or config.num_attention_heads
-    return heads * head_dim(config)
 
 
 def _check_weights(name: str, loading_info: Mapping[str, Any]) -> None:

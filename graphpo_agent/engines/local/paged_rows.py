@@ -1,6 +1,6 @@
 """Rows whose keys and values stay in the pool: nothing is copied, siblings read one prefix.
 
-Shapes: R rows in use, C columns there is room for, K key/value heads, D head dimension.
+Shapes: R rows in use, C columns there is room for, H query heads, Dv dimensions of a value.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class PagedRows:
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[R, H, D] attention of every row's new token to its path."""
+        """[R, H, Dv] attention of every row's new token to its path."""
         self._pool.write(layer, self._new, keys, values)
         all_keys, all_values = self._pool.layer(layer)
         slots = self._slots[: len(self.members)]

@@ -3,8 +3,8 @@
 Paths that share a prefix read the same keys and values, which the processor's caches then hold:
 siblings computed one after another cost little more than what they do not share.
 
-Shapes: R rows, H query heads, K key/value heads (H = G K), D head dimension, S slots, C slots of
-the longest path there is room for, T tokens of the longest path.
+Shapes: R rows, H query heads, K key/value heads (H = G K), D dimensions of a key, Dv of a value,
+S slots, C slots of the longest path there is room for, T tokens of the longest path.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,21 +38,21 @@ def path_attention(
     lengths: IntArray,
     scoring: Scoring,
 ) -> Tensor:
-    """[R, H, D] softmax attention of every row's query to its path.
+    """[R, H, Dv] softmax attention of every row's query to its path.
 
     Args:
         queries: [R, H, D] float32 or float64.
         keys: [S, K, D] of all tokens.
-        values: [S, K, D].
+        values: [S, K, Dv].
         slots: [R, C] int32, where each path's tokens lie, in its first columns.
         lengths: [R] tokens of each path.
         scoring: the layer's.
     """
-    num_heads, dim = queries.shape[1:]
+    num_heads, dim = queries.shape[1], values.shape[2]
     ends, with_sinks = lengths, scoring.sinks is not None
     lengths = ends if scoring.window is None else np.minimum(ends, scoring.window)
     scaled = (queries * scoring.scaling).contiguous().numpy()
-    out = torch.empty(queries.shape, dtype=queries.dtype)
+    out = torch.empty((*queries.shape[:2], dim), dtype=queries.dtype)
     for part in _blocks(lengths, num_heads):
         paths, end, own = slots[part], ends[part], lengths[part]
         longest = int(own.max())
@@ -152,7 +152,7 @@ def _weighted_sums(
     ends: IntArray,
     lengths: IntArray,
 ) -> None:
-    """Write [R, H, D] sums of the values of these tokens, weighted with [R, H, T]."""
+    """Write [R, H, Dv] sums of the values of these tokens, weighted with [R, H, T]."""
     num_rows, num_heads, dim = out.shape
     group = num_heads // values.shape[1]
     for row in range(num_rows):

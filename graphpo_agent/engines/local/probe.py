@@ -6,11 +6,11 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.cache import KVShape
+from graphpo_agent.engines.local.kv_layers import KVLayer
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.engines.local.state_pool import StateShape
-from graphpo_agent.errors import ModelError
 
 __all__ = ["kv_shape", "state_shape"]
 
@@ -19,8 +19,7 @@ def kv_shape(model: PreTrainedModel) -> KVShape:
     """What a token's keys and values are made of.
 
     Raises:
-        ModelError: the layers differ in it, or keys and values do, or the model cannot be computed
-            in the precision of its weights.
+        ModelError: the model cannot be computed in the precision of its weights.
     """
     return _seen(model)[0].shape()
 
@@ -37,7 +36,7 @@ def state_shape(model: PreTrainedModel) -> StateShape | None:
 @torch.inference_mode()
 def _seen(model: PreTrainedModel) -> tuple["_Keys", "_States"]:
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    keys, states = _Keys(model), _States()
+    keys, states = _Keys(), _States()
     with attention(model, "graphpo_cached"), computable(model):
         model.base_model(
             input_ids=token,
@@ -51,31 +50,25 @@ def _seen(model: PreTrainedModel) -> tuple["_Keys", "_States"]:
 
 
 class _Keys:
-    """Sees what one token's keys look like in every layer."""
+    """Sees what one token's keys and values look like in every layer."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._keys: list[Tensor] = []
+    def __init__(self) -> None:
+        self._layers: list[KVLayer] = []
+        self._values: list[Tensor] = []
+        self._source: list[int] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        if key.shape != value.shape:
-            raise ModelError(
-                f"model {self._model.name_or_path} ({type(self._model).__name__}): keys of size "
-                f"{key.shape[-1]} with values of size {value.shape[-1]} are not supported; use "
-                "another model family"
-            )
-        self._keys.append(key)
-        return query.transpose(1, 2)
+        shared = [i for i, own in enumerate(self._values) if own is value]
+        self._source.append(shared[0] if shared else len(self._layers))
+        if not shared:
+            self._layers.append(KVLayer(key.shape[1], key.shape[3], value.shape[3]))
+            self._values.append(value)
+        attended = query.new_zeros(*query.shape[:3], value.shape[3])
+        return attended.to(value.dtype).transpose(1, 2)
 
     def shape(self) -> KVShape:
-        shapes = {tuple(key.shape) for key in self._keys}
-        if len(shapes) != 1:
-            raise ModelError(
-                f"model {self._model.name_or_path}: layers with different keys, {sorted(shapes)}, "
-                "are not supported; use a model whose layers are alike"
-            )
-        key = self._keys[0]
-        return KVShape(len(self._keys), key.shape[1], key.shape[3], key.dtype, key.device)
+        value = self._values[0]
+        return KVShape(tuple(self._layers), tuple(self._source), value.dtype, value.device)
 
 
 class _States:

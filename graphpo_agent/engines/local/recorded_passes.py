@@ -48,7 +48,7 @@ class _Place:
     None: it has run once and is not recorded yet.
     """
 
-    address: tuple[int, int]
+    address: tuple[tuple[int, ...], int]
     recordings: dict[tuple[int, int], _Recording | None] = field(default_factory=dict)
 
 

@@ -4,7 +4,8 @@ A row is one continuation's path as attention sees it. Where its keys and values
 own affair: ``PagedRows`` leave them in the pool, ``Shelves`` copy them to where a pass reads them
 in one go.
 
-Shapes: R rows in use, H query heads, K key/value heads, D head dimension.
+Shapes: R rows in use, H query heads, K key/value heads, D dimensions of a key, Dv of a
+value.
 """
 
 from collections.abc import Sequence
@@ -35,11 +36,11 @@ class AttendingRows(Protocol):
             layer: whose turn it is.
             queries: [R, H, D] of the new tokens.
             keys: [R, K, D].
-            values: [R, K, D].
+            values: [R, K, Dv].
             scoring: the layer's.
 
         Returns:
-            [R, H, D].
+            [R, H, Dv].
         """
         ...
 

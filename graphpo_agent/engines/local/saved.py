@@ -24,7 +24,7 @@ from graphpo_agent.engines.local.flat_attention import FlatLayouts, flash_fits
 from graphpo_agent.engines.local.flat_recurrence import FlatRecurrence, recurrence_of
 from graphpo_agent.engines.local.forward import flat_passes
 from graphpo_agent.engines.local.head import output_head
-from graphpo_agent.engines.local.model import head_dim, key_width
+from graphpo_agent.engines.local.kv_layers import kv_layers, widest_head
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.stretch_attention import StretchLayout
@@ -66,7 +66,7 @@ def saved_bytes(
         ModelError: as ``flat_passes``.
     """
     dtype = torch.bfloat16 if compute.autocast else model.dtype
-    flash = flash_fits(head_dim(model.config), dtype, device)
+    flash = flash_fits(widest_head(model.config), dtype, device)
     layouts = FlatLayouts(model.config, row, dtype, _CPU, flash)
     recurrence = recurrence_of(model, row, _CPU)
     compute = replace(compute, compile_layers=False)
@@ -83,7 +83,7 @@ def saved_bytes(
     kept += head.numel() * dtype.itemsize if compute.autocast else 0
     layout = next(iter(layouts.all.values()))
     if isinstance(layout, StretchLayout):  # keys, values, their gradients, and these in float32
-        gathered = len(layout.keys) * key_width(model.config)
+        gathered = len(layout.keys) * max(each.numbers for each in kv_layers(model.config)) // 2
         kept += gathered * (4 * dtype.itemsize + torch.float32.itemsize)
     return kept
 

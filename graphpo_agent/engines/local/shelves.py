@@ -1,7 +1,7 @@
 """Rows of keys and values that are contiguous, so that attention reads them without gathering.
 
-Shapes: L layers, K key/value heads, D head dimension, H query heads, M tokens, R rows of a shelf,
-C columns of a shelf, T columns in use.
+Shapes: H query heads, K key/value heads, D dimensions of a key, Dv of a value, P keys or values of a
+slab (``cache.py``), M tokens, R rows of a shelf, C columns of a shelf, T columns in use.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class Shelves:
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[R, H, D] attention of every row's new token to its row."""
+        """[R, H, Dv] attention of every row's new token to its row."""
         shelves = self.in_use
         if len(shelves) == 1:
             return shelves[0].attend(layer, queries, keys, values, scoring)
@@ -143,7 +143,7 @@ class Shelves:
 
 
 class Shelf:
-    """Continuations of similar length, each a row [K, C, D] per layer that it fills in place.
+    """Continuations of similar length, each a row [K, C, D] per key or value, filled in place.
 
     The rows in use are the first ones, without holes, so that all of them are one batch.
 
@@ -159,12 +159,11 @@ class Shelf:
         self.members: IntArray = np.empty(0, np.int64)
         self.lengths: IntArray = np.empty(0, np.int64)
         self._starts: IntArray = np.empty(0, np.int64)
-        self._rows = torch.zeros(
-            (2 * shape.num_layers, 0, shape.num_heads, capacity, shape.head_dim),
-            dtype=shape.dtype,
-            device=shape.device,
-        )
-        self._seen, self._unseen = self._rows.new_zeros(()), self._rows.new_full((), -torch.inf)
+        self._layers = shape.places
+        sizes = [(parts, 0, heads, capacity, dim) for parts, heads, dim in shape.slabs]
+        like = torch.empty(0, dtype=shape.dtype, device=shape.device)
+        self._slabs = [like.new_zeros(size) for size in sizes]
+        self._seen, self._unseen = like.new_zeros(()), like.new_full((), -torch.inf)
         self._places = (torch.empty(0), torch.empty(0))
         self._num_columns = 0
         self._masks: dict[int | None, Tensor] = {}
@@ -185,9 +184,10 @@ class Shelf:
         count = max(1, _COPIED_AT_ONCE // longest)
         for start in range(0, len(slots), count):
             part = to_device(slots[start : start + count], self.device)
-            tokens = pool.load(part.flatten()).unflatten(0, part.shape)
             rows = slice(first + start, first + start + len(part))
-            self._rows[:, rows, :, :longest] = tokens.permute(2, 0, 3, 1, 4)
+            for slab, tokens in zip(self._slabs, pool.load(part.flatten()), strict=True):
+                by_row = tokens.unflatten(0, part.shape)
+                slab[:, rows, :, :longest] = by_row.permute(2, 0, 3, 1, 4)
 
     def save(self, rows: IntArray, pool: KVPool) -> list[IntArray]:
         """Write the tokens behind the prefixes of some rows to the pool; their slots, by row."""
@@ -200,14 +200,10 @@ class Shelf:
 
     def _copy(self, rows: IntArray, columns: IntArray, slots: IntArray, pool: KVPool) -> None:
         """Write the tokens at [M] (row, column) to [M] pool slots."""
-        num_parts, held, num_heads, capacity, dim = self._rows.shape
-        heads = np.arange(num_parts)[:, None] * held * num_heads + np.arange(num_heads)
         for start in range(0, len(rows), _COPIED_AT_ONCE):
             part = slice(start, start + _COPIED_AT_ONCE)
-            starts = ((rows[part] * num_heads)[:, None, None] + heads) * capacity  # of rows [C, D]
-            index = to_device(starts + columns[part, None, None], self.device)
-            tokens = self._rows.view(-1, dim).index_select(0, index.flatten())
-            pool.store(to_device(slots[part], self.device), tokens.view(*index.shape, dim))
+            tokens = [_at(slab, rows[part], columns[part]) for slab in self._slabs]
+            pool.store(to_device(slots[part], self.device), tokens)
 
     def drop(self, ended: BoolArray) -> None:
         """Give up rows; the last ones move into their places. ``ended`` is [rows in use]."""
@@ -216,7 +212,8 @@ class Shelf:
         movers = num_kept + np.flatnonzero(~ended[num_kept:])
         for target, source in zip(holes.tolist(), movers.tolist(), strict=True):
             used = slice(int(self.lengths[source]))
-            self._rows[:, target, :, used] = self._rows[:, source, :, used]
+            for slab in self._slabs:
+                slab[:, target, :, used] = slab[:, source, :, used]
         self.members[holes], self.lengths[holes] = self.members[movers], self.lengths[movers]
         self._starts[holes] = self._starts[movers]
         self.members, self.lengths = self.members[:num_kept], self.lengths[:num_kept]
@@ -225,7 +222,7 @@ class Shelf:
     @property
     def num_held(self) -> int:
         """Rows for which memory is held, in use or not."""
-        return self._rows.shape[1]
+        return self._slabs[0].shape[1]
 
     @property
     def num_columns(self) -> int:
@@ -233,14 +230,14 @@ class Shelf:
         return self.num_held * self.capacity
 
     @property
-    def address(self) -> int:
+    def address(self) -> tuple[int, ...]:
         """Where in memory the rows are; they move when more are held, or fewer."""
-        return self._rows.data_ptr()
+        return tuple(slab.data_ptr() for slab in self._slabs)
 
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
-        return self._rows.device
+        return self._slabs[0].device
 
     def has_room(self, num_rows: int) -> bool:
         """Whether so many rows more take no memory."""
@@ -252,18 +249,17 @@ class Shelf:
         As long as no more than ``most_rows`` are held, it is at least twice as much as before.
         """
         held = self.num_held
-        shape = list(self._rows.shape)
         ahead = min(most_rows, max(_FIRST_ROWS, 2 * held))
-        shape[1] = max(len(self.members) + num_rows, ahead)
-        larger = self._rows.new_zeros(shape)
-        larger[:, :held] = self._rows
-        self._rows = larger
+        number = max(len(self.members) + num_rows, ahead)
+        for i, slab in enumerate(self._slabs):  # one after another: less memory at a time
+            self._slabs[i] = slab.new_zeros(slab.shape[0], number, *slab.shape[2:])
+            self._slabs[i][:, :held] = slab
 
     def trim(self) -> None:
         """Give back the memory of rows that are not in use."""
         used = len(self.members)
         if used < self.num_held:
-            self._rows = self._rows[:, :used].clone()
+            self._slabs = [slab[:, :used].clone() for slab in self._slabs]
 
     def look(self, last: Tensor, num_columns: int) -> None:
         """Where the new tokens of a pass go, and what they see.
@@ -283,11 +279,11 @@ class Shelf:
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
-        """[R, H, D] attention of every row's new token to its row."""
+        """[R, H, Dv] attention of every row's new token to its row."""
         (rows, last), num_columns = self._places, self._num_columns
         if scoring.window not in self._masks:
             self._masks[scoring.window] = self._mask(scoring.window)
-        all_keys, all_values = self._rows[2 * layer], self._rows[2 * layer + 1]
+        all_keys, all_values = (self._slabs[slab][part] for slab, part in self._layers[layer])
         all_keys[rows, :, last] = keys
         all_values[rows, :, last] = values
         return single_attention(
@@ -306,3 +302,12 @@ class Shelf:
         if window is not None:
             unseen |= columns <= last - window
         return torch.where(unseen, self._unseen, self._seen)[:, None, None]
+
+
+def _at(slab: Tensor, rows: IntArray, columns: IntArray) -> Tensor:
+    """[M, P, K, D] at [M] (row, column) of a slab [P, R, K, C, D]."""
+    num_parts, held, num_heads, capacity, dim = slab.shape
+    heads = np.arange(num_parts)[:, None] * held * num_heads + np.arange(num_heads)
+    starts = ((rows * num_heads)[:, None, None] + heads) * capacity  # of rows [C, D]
+    index = to_device(starts + columns[:, None, None], slab.device)
+    return slab.view(-1, dim).index_select(0, index.flatten()).view(*index.shape, dim)

@@ -1,7 +1,7 @@
 """Attention over the stretches of a flat row, all of them in one FlashAttention kernel.
 
-Shapes: H query heads, K key/value heads (H = G K), D head dimension, N tokens of a flat row,
-S stretches of a row, P tokens of all their paths together.
+Shapes: H query heads, K key/value heads (H = G K), D dimensions of a key, Dv of a value, N tokens of
+a flat row, S stretches of a row, P tokens of all their paths together.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from graphpo_agent.engines.local.arrays import to_device
@@ -76,14 +77,20 @@ def over_stretches(
     Args:
         queries: [N, H, D], in 16 bits on a GPU.
         keys: [N, K, D].
-        values: [N, K, D].
+        values: [N, K, Dv].
         layout: of the row.
         scoring: the layer's.
 
     Returns:
-        [N, H, D].
+        [N, H, Dv].
     """
-    return _OverStretches.apply(queries, keys, values, scoring.sinks, layout, scoring)
+    dim, given = queries.shape[-1], values.shape[-1]
+    if dim < given:  # the kernel takes one size, and zeros more change no score
+        queries, keys = (F.pad(x, (0, given - dim)) for x in (queries, keys))
+    if given < dim:
+        values = F.pad(values, (0, dim - given))
+    out = _OverStretches.apply(queries, keys, values, scoring.sinks, layout, scoring)
+    return out if given >= dim else out[..., :given]
 
 
 class _OverStretches(torch.autograd.Function):
