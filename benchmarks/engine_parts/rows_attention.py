@@ -42,9 +42,7 @@ class Growth:
         dim = size.hidden // size.heads
         self.kv = KVLayer(size.key_heads or size.heads, dim, dim)
         layers = tuple(range(size.layers))
-        self.shape = KVShape(
-            (self.kv,) * size.layers, layers, torch.float32, torch.device("cpu")
-        )
+        self.shape = KVShape((self.kv,) * size.layers, layers, torch.float32, torch.device("cpu"))
         self.num_heads = size.heads
         self.pool = KVPool(self.shape, by_layer=in_pool)
         rows = PagedRows(self.pool) if in_pool else Shelves(self.shape, self.pool, 2**40)

@@ -13,8 +13,8 @@ import torch
 from pydantic import ValidationError
 from transformers import PretrainedConfig
 
-from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.kv_layers import widest_head
+from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import model_config, stored_config
 from graphpo_agent.engines.local.reach import longest_context
 from graphpo_agent.errors import ConfigError, GraphPOError

@@ -22,7 +22,7 @@ from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import SampleRequest, SamplingParams
 from tests.engines.graphs import random_sample, use_slow_flash_attention
 from tests.engines.test_gradient import SAMPLES, compare, norm_in_full_precision
-from tests.engines.tiny import WINDOWED
+from tests.engines.tiny import OWN, WINDOWED
 
 UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, seed=5)
 CHECKPOINTED = ComputeOptions(checkpoint_layers=True)
@@ -141,7 +141,7 @@ def test_where_layers_cannot_be_compiled_one_line_says_so(make_model):
     assert "\n" not in told
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama", *WINDOWED])
+@pytest.mark.parametrize("family", ["qwen2", "llama", *WINDOWED, *OWN])
 def test_stretches_give_the_scores_and_gradients_of_buckets(make_model, monkeypatch, family):
     """On a GPU it is the kernel itself, in the precision that it is made for."""
     model = make_model(family, spread=0.1)

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
+from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
@@ -22,7 +25,7 @@ from tests.engines.graphs import (
     with_instructions,
     with_rollout_logprobs,
 )
-from tests.engines.tiny import WINDOWED
+from tests.engines.tiny import OWN, WINDOWED
 
 
 def norm_in_full_precision(self, hidden):
@@ -33,6 +36,11 @@ def norm_in_full_precision(self, hidden):
 def gemma_norm_in_full_precision(self, hidden):
     variance = hidden.pow(2).mean(-1, keepdim=True)
     return (1.0 + self.weight) * hidden * torch.rsqrt(variance + self.eps)
+
+
+def gemma_4_norm_in_full_precision(self, hidden):
+    normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
+    return normed * self.weight if self.with_scale else normed
 
 
 def per_edge_loss(model, samples, objective, aggregation, temperature=1.0, reference=None):
@@ -140,14 +148,15 @@ def test_gradient_equals_one_row_per_edge_to_rounding_without_the_norms_casts(
 
 
 @pytest.mark.parametrize(("longest", "max_tokens"), [(8, 120), (8, 40), (90, 2000), (90, 250)])
-@pytest.mark.parametrize("family", WINDOWED)
-def test_gradient_of_layers_with_a_sliding_window(
+@pytest.mark.parametrize("family", [*WINDOWED, *OWN])
+def test_gradient_of_families_with_layers_of_their_own(
     make_model, tokenizer, monkeypatch, family, longest, max_tokens
 ):
     """Edges shorter and longer than the window, in all layers and beside layers that see all."""
-    for norm in (MistralRMSNorm, GptOssRMSNorm):
+    for norm in (MistralRMSNorm, GptOssRMSNorm, DeepseekV3RMSNorm, GraniteRMSNorm):
         monkeypatch.setattr(norm, "forward", norm_in_full_precision)
     monkeypatch.setattr(Gemma3RMSNorm, "forward", gemma_norm_in_full_precision)
+    monkeypatch.setattr(Gemma4RMSNorm, "forward", gemma_4_norm_in_full_precision)
     samples = SAMPLES if longest == 8 else [random_sample(seed, 7, longest) for seed in (2, 3)]
     attention = "eager" if family == "gpt_oss" else "sdpa"  # others cast scores down in the former
     options = {"family": family, "attention": attention, "max_tokens": max_tokens}

@@ -14,7 +14,7 @@ from graphpo_agent.types import SampleRequest, SamplingParams
 
 
 def held_by_shelves(policy):
-    return sum(shelf._rows.nbytes for shelf in policy._rows._shelves.values())
+    return sum(slab.nbytes for shelf in policy._rows._shelves.values() for slab in shelf._slabs)
 
 
 def test_what_runs_at_once_is_bounded_however_long_the_contexts_get(

@@ -1,4 +1,4 @@
-"""Tiny random models of eight families and a tiny trained tokenizer, in the Hugging Face layout."""
+"""Tiny random models of many families and a tiny trained tokenizer, in the Hugging Face layout."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,16 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -61,9 +67,33 @@ SIZES = {
     "head_dim": 8,
 }
 WINDOW = 7
-WINDOWED = ("mistral", "gemma3", "gpt_oss")
-"""Families with a sliding window of so many tokens: in every layer, and in one of two; the last has
-attention sinks and experts as well."""
+WINDOWED = ("mistral", "gemma3", "gpt_oss", "gemma4")
+"""Families with a sliding window of so many tokens: in every layer, and in one of two. The third
+has attention sinks and experts as well; the last one's layers have keys of two sizes, or those of
+an earlier layer."""
+_GEMMA_4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "global_head_dim": 16,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 4,
+    "final_logit_softcapping": 20.0,
+}
+_LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,  # no experts
+}
+"""Keys and values are unpacked from one vector, keys of 12 numbers and values of 6."""
+OWN = {"deepseek_v3": _LATENT, "granite": {"logits_scaling": 4.0}}
+"""Families without windows that have something of their own."""
 
 
 def long_rope(original: int) -> dict[str, Any]:
@@ -109,10 +139,13 @@ def tiny_model(
         "mistral": (MistralConfig, MistralForCausalLM),
         "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
         "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+        "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
+        "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+        "granite": (GraniteConfig, GraniteForCausalLM),
         "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
         "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     }[family]
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = dict(OWN.get(family, {}))
     if family in DELTA_NETS:
         own |= _DELTA_NETS
     if family == "qwen3_next":
@@ -121,6 +154,8 @@ def tiny_model(
         own |= {"sliding_window": WINDOW}
     if family in ("gemma3", "gpt_oss"):
         own |= {"layer_types": ["sliding_attention", "full_attention"]}
+    if family == "gemma4":
+        own |= _GEMMA_4 | {"vocab_size_per_layer_input": vocab_size}
     if family == "gpt_oss":
         rope = {"rope_type": "default", "rope_theta": 10000.0}
         own |= {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": rope}

@@ -5,8 +5,8 @@ in 16 bits the pieces are the row's stretches, all of them in one FlashAttention
 pieces of similar length are computed together. Layers with a sliding window have a layout of their
 own.
 
-Shapes: H query heads, K key/value heads (H = G K), D dimensions of a key, Dv of a value, N tokens of
-a flat row, E pieces of a bucket, Q queries, T keys.
+Shapes: H query heads, K key/value heads (H = G K), D dimensions of a key, Dv of a value, N tokens
+of a flat row, E pieces of a bucket, Q queries, T keys.
 """
 
 from collections.abc import Sequence

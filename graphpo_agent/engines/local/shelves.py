@@ -1,7 +1,7 @@
 """Rows of keys and values that are contiguous, so that attention reads them without gathering.
 
-Shapes: H query heads, K key/value heads, D dimensions of a key, Dv of a value, P keys or values of a
-slab (``cache.py``), M tokens, R rows of a shelf, C columns of a shelf, T columns in use.
+Shapes: H query heads, K key/value heads, D dimensions of a key, Dv of a value, P keys or values of
+a slab (``cache.py``), M tokens, R rows of a shelf, C columns of a shelf, T columns in use.
 """
 
 from collections.abc import Sequence

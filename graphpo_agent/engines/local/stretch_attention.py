@@ -1,7 +1,7 @@
 """Attention over the stretches of a flat row, all of them in one FlashAttention kernel.
 
-Shapes: H query heads, K key/value heads (H = G K), D dimensions of a key, Dv of a value, N tokens of
-a flat row, S stretches of a row, P tokens of all their paths together.
+Shapes: H query heads, K key/value heads (H = G K), D dimensions of a key, Dv of a value, N tokens
+of a flat row, S stretches of a row, P tokens of all their paths together.
 """
 
 from dataclasses import dataclass
