@@ -202,7 +202,7 @@ def _estimate(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
         kept = prompts * (prompt_tokens + _graph_tokens(config, PAGE - 1 if paged else 0))
         states = 1 if isinstance(mode, SegmentMode) else 2  # behind a turn, and what it observed
         states = prompts * (1 + states * _most_edges(config)[0])
-        held += states * state_bytes(model.config, product_bytes(sizes, compute))
+        held += states * state_bytes(model.config.get_text_config(), product_bytes(sizes, compute))
     else:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0

@@ -22,6 +22,7 @@ from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.head import OutputHead, output_head
+from graphpo_agent.engines.local.language_model import language_model
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch, pack
@@ -105,9 +106,9 @@ def score_tokens(
     """
     device = model.device
     dtype = torch.bfloat16 if compute.autocast else model.dtype
-    layouts = FlatLayouts(model.config, batch, dtype, device)
+    layouts = FlatLayouts(model.config.get_text_config(), batch, dtype, device)
     with torch.autocast(device.type, torch.bfloat16, enabled=compute.autocast):
-        hidden_N_d = model.base_model(
+        hidden_N_d = language_model(model)(
             input_ids=to_device(batch.token_ids, device)[None],
             position_ids=to_device(batch.position_ids, device)[None],
             attention_mask=None,

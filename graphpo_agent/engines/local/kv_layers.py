@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from graphpo_agent.errors import ModelError
+
 __all__ = ["KVLayer", "kv_layers", "widest_head"]
 
 
@@ -43,11 +45,20 @@ def kv_layers(config: PretrainedConfig) -> list[KVLayer]:
 
     Linear attention layers have none, and the last ``num_kv_shared_layers`` (Gemma 3n and 4) use
     those of earlier ones.
+
+    Raises:
+        ModelError: there are none.
     """
     values = config.to_dict()
     kinds = values.get("layer_types") or ["full_attention"] * config.num_hidden_layers
     kinds = kinds[: len(kinds) - (values.get("num_kv_shared_layers") or 0)]
-    return [_layer(config, values, kind) for kind in kinds if kind != "linear_attention"]
+    kinds = [kind for kind in kinds if kind != "linear_attention"]
+    if not kinds or not hasattr(config, "num_attention_heads"):
+        raise ModelError(
+            f"model {config.name_or_path} ({config.model_type}) has no attention layers; use one "
+            "with plain attention in every layer or in some"
+        )
+    return [_layer(config, values, kind) for kind in kinds]
 
 
 def widest_head(config: PretrainedConfig) -> int:

@@ -18,6 +18,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils.peft_utils import check_peft_version
 
 from graphpo_agent.engines.local.head import output_head
+from graphpo_agent.engines.local.language_model import parts_beside
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.errors import ConfigError, first_line
 
@@ -70,6 +71,7 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
         r=options.rank,
         lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType] (floats work as well)
         target_modules="all-linear" if names is None else list(names),
+        exclude_modules=parts_beside(model) or None,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -210,12 +210,12 @@ def product_bytes(model: ModelSizes, compute: ComputeOptions) -> int:
 
 def model_sizes(model: PreTrainedModel) -> ModelSizes:
     """The sizes of a model; one on the ``meta`` device will do."""
-    parameters = list(model.parameters())
+    parameters, config = list(model.parameters()), model.config.get_text_config()
     return ModelSizes(
         weight_bytes=sum(p.nbytes for p in parameters),
         trained_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
-        token_numbers=sum(layer.numbers for layer in kv_layers(model.config)),
-        vocabulary=model.config.vocab_size,
+        token_numbers=sum(layer.numbers for layer in kv_layers(config)),
+        vocabulary=config.vocab_size,
         itemsize=parameters[0].element_size(),
         caps=output_head(model).cap is not None,
     )

@@ -11,8 +11,10 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -20,6 +22,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
 from graphpo_agent.engines.local.head import output_head
+from graphpo_agent.engines.local.language_model import freeze_other_parts
 from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ModelError, first_line, first_sentence
@@ -57,7 +60,8 @@ def load_model(
     """Load a causal LM from a directory (never the network) or from the Hugging Face hub.
 
     A directory may hold adapters: they are merged into the model that they belong to. Weights in
-    MXFP4, as those of gpt-oss, are loaded in full precision.
+    MXFP4, as those of gpt-oss, are loaded in full precision. Of a model that takes images as well
+    only the language model is trained, and may be all that is loaded (Qwen3.5).
 
     The model is in evaluation mode and stays so in training: dropout would make the importance
     ratios of an unchanged policy differ from 1.
@@ -80,7 +84,8 @@ def load_model(
     in_full = {"quantization_config": Mxfp4Config(dequantize=True)} if quantized else {}
     try:
         with quiet_transformers():
-            loaded = AutoModelForCausalLM.from_pretrained(
+            loader = _loader(AutoConfig.from_pretrained(whole, local_files_only=local))
+            loaded = loader.from_pretrained(
                 whole, dtype=dtype, local_files_only=local, output_loading_info=True, **in_full
             )
     except Exception as error:  # of no narrower kind, where a value is one no model can have
@@ -88,8 +93,11 @@ def load_model(
         raise ModelError(f"model {whole} cannot be loaded: {reason}") from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _check_weights(whole, info)
-    context_limit(model.config)
-    model.config.return_dict = True  # what passes give is read by name
+    text = model.config.get_text_config()
+    text.name_or_path = whole  # what is said of it names the model
+    context_limit(text)
+    freeze_other_parts(model)
+    model.config.return_dict = text.return_dict = True  # what passes give is read by name
     if quantized:
         model.to(dtype)  # pyright: ignore[reportArgumentType] (transformers types self away)
         cast(Any, model)._weight_conversions = None  # or it is saved under names of what was packed
@@ -159,7 +167,9 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
         ModelError: nothing there, or no causal language model.
     """
     with _reading(name) as config, quiet_transformers(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(_of_text(config), dtype=dtype)
+        model = _loader(config).from_config(_of_model(config), dtype=dtype)
+        freeze_other_parts(model)
+        return model
 
 
 def model_config(name: str) -> PretrainedConfig:
@@ -169,7 +179,9 @@ def model_config(name: str) -> PretrainedConfig:
         ModelError: there is none.
     """
     with _reading(name) as config:
-        return _of_text(config)
+        text = config.get_text_config()
+        text.name_or_path = str(config.name_or_path)
+        return text
 
 
 def stored_config(name: str) -> PretrainedConfig:
@@ -200,14 +212,18 @@ def _described(name: str) -> Iterator[tuple[str, bool]]:
         raise ModelError(f"model {whole} cannot be read: {reason}") from error
 
 
-def _of_text(config: PretrainedConfig) -> PretrainedConfig:
+def _loader(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """What makes models of a kind: those that take images are made whole, where they have to be."""
+    takes_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None) is not None
+    is_causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is not None
+    return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM
+
+
+def _of_model(config: PretrainedConfig) -> PretrainedConfig:
     """That of the language model, where a model of texts and images is loaded as that alone."""
     text = config.get_text_config()
-    kinds = (MODEL_FOR_CAUSAL_LM_MAPPING.get(type(own), None) for own in (config, text))
-    if len(set(kinds)) > 1:
-        return config
-    text.name_or_path = str(config.name_or_path)
-    return text
+    kinds = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(own), None) for own in (config, text)]
+    return text if kinds[0] is not None and kinds[0] is kinds[1] else config
 
 
 def dropouts(config: PretrainedConfig) -> list[str]:

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.cache import KVShape
 from graphpo_agent.engines.local.kv_layers import KVLayer
+from graphpo_agent.engines.local.language_model import language_model
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.scoring import Scoring
@@ -30,7 +31,7 @@ def state_shape(model: PreTrainedModel) -> StateShape | None:
     Raises:
         ModelError: the model cannot be computed in the precision of its weights.
     """
-    return _seen(model)[1].shape if conv_width(model.config) else None
+    return _seen(model)[1].shape if conv_width(model.config.get_text_config()) else None
 
 
 @torch.inference_mode()
@@ -38,7 +39,7 @@ def _seen(model: PreTrainedModel) -> tuple["_Keys", "_States"]:
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     keys, states = _Keys(), _States()
     with attention(model, "graphpo_cached"), computable(model):
-        model.base_model(
+        language_model(model)(
             input_ids=token,
             position_ids=token,
             attention_mask=None,

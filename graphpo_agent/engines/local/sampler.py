@@ -27,6 +27,7 @@ from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, check_finite, draw
 from graphpo_agent.engines.local.head import output_head, sampling_logits
+from graphpo_agent.engines.local.language_model import language_model
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.probe import kv_shape, state_shape
 from graphpo_agent.engines.local.reach import context_limit
@@ -86,8 +87,8 @@ class LocalPolicy:
             ModelError: the model is more than plain attention layers that are alike.
         """
         self.tokenizer = tokenizer
-        self.max_context_tokens = context_limit(model.config)
-        self._model = model
+        self.max_context_tokens = context_limit(model.config.get_text_config())
+        self._model, self._layers = model, language_model(model)
         self._head = output_head(model)
         self._autocast = (
             torch.autocast(model.device.type, torch.bfloat16) if autocast else nullcontext()
@@ -214,7 +215,9 @@ class LocalPolicy:
     def _get_busy(self) -> None:
         """Give the model the attention and the weights that it samples with."""
         self._attention.enter_context(attention(self._model, "graphpo_cached"))
-        self._copies = self._copies or SamplingWeights(self._model, self._rounds)
+        if self._copies is None:
+            reached = [*self._layers.modules(), self._head.layer]
+            self._copies = SamplingWeights(reached, self._rounds)
         self._attention.enter_context(self._copies.in_place())
         self._busy = True
 
@@ -289,7 +292,7 @@ class LocalPolicy:
         recurrence: CachedRecurrence | None,
     ) -> Tensor:
         """[N, d] of N tokens and their places in their contexts."""
-        return self._model.base_model(
+        return self._layers(
             input_ids=token_ids[None],
             position_ids=position_ids[None],
             attention_mask=self._no_mask,

@@ -1,6 +1,6 @@
 """The weights of linear layers as a rollout multiplies by them, copied once for all its passes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,21 +18,21 @@ class SamplingWeights:
 
     Example::
 
-        copies = SamplingWeights(model, rounds=False)
+        copies = SamplingWeights(model.modules(), rounds=False)
         with copies.in_place():
             model(ids)
     """
 
-    def __init__(self, model: nn.Module, rounds: bool) -> None:
+    def __init__(self, modules: Iterable[nn.Module], rounds: bool) -> None:
         """Copy them as they are now.
 
         Args:
-            model: the policy.
+            modules: of the policy.
             rounds: whether its passes run under autocast in bfloat16.
         """
         places = [
             (module, name, own)
-            for module in model.modules()
+            for module in modules
             if isinstance(module, nn.Linear)
             for name, own in module.named_parameters(recurse=False)
         ]

@@ -25,6 +25,7 @@ from graphpo_agent.engines.local.flat_recurrence import FlatRecurrence, recurren
 from graphpo_agent.engines.local.forward import flat_passes
 from graphpo_agent.engines.local.head import output_head
 from graphpo_agent.engines.local.kv_layers import kv_layers, widest_head
+from graphpo_agent.engines.local.language_model import language_model
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.stretch_attention import StretchLayout
@@ -66,8 +67,9 @@ def saved_bytes(
         ModelError: as ``flat_passes``.
     """
     dtype = torch.bfloat16 if compute.autocast else model.dtype
-    flash = flash_fits(widest_head(model.config), dtype, device)
-    layouts = FlatLayouts(model.config, row, dtype, _CPU, flash)
+    config = model.config.get_text_config()
+    flash = flash_fits(widest_head(config), dtype, device)
+    layouts = FlatLayouts(config, row, dtype, _CPU, flash)
     recurrence = recurrence_of(model, row, _CPU)
     compute = replace(compute, compile_layers=False)
     head = output_head(model).weight
@@ -78,12 +80,12 @@ def saved_bytes(
         if compute.checkpoint_layers:
             every = replace(compute, checkpoint_layers=False)
             whole = _count(model, row, every, layouts, recurrence)
-            kept += max((whole - kept) // model.config.num_hidden_layers, rounded)
+            kept += max((whole - kept) // config.num_hidden_layers, rounded)
     kept += len(row.target_ids) * head.shape[1] * dtype.itemsize
     kept += head.numel() * dtype.itemsize if compute.autocast else 0
     layout = next(iter(layouts.all.values()))
     if isinstance(layout, StretchLayout):  # keys, values, their gradients, and these in float32
-        gathered = len(layout.keys) * max(each.numbers for each in kv_layers(model.config)) // 2
+        gathered = len(layout.keys) * max(each.numbers for each in kv_layers(config)) // 2
         kept += gathered * (4 * dtype.itemsize + torch.float32.itemsize)
     return kept
 
@@ -123,7 +125,7 @@ def _count(
         saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         try:
-            model.base_model(
+            language_model(model)(
                 input_ids=to_device(row.token_ids, _CPU)[None],
                 position_ids=to_device(row.position_ids, _CPU)[None],
                 attention_mask=None,
