@@ -11,12 +11,15 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PretrainedConfig,
     PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -75,7 +78,8 @@ def load_model(
     where = usable_device(device)
     whole, adapters = under_adapters(name)
     local = check_model_directory(whole, "config.json")
-    quantized = quantization(whole)
+    values = _values(whole)
+    quantized = _quantization(values)
     if quantized not in (None, _MXFP4):
         raise ModelError(
             f"model {whole}: its weights are quantized ({quantized}) and cannot be trained; use "
@@ -84,8 +88,7 @@ def load_model(
     in_full = {"quantization_config": Mxfp4Config(dequantize=True)} if quantized else {}
     try:
         with quiet_transformers():
-            loader = _loader(AutoConfig.from_pretrained(whole, local_files_only=local))
-            loaded = loader.from_pretrained(
+            loaded = _loader(values.get("model_type")).from_pretrained(
                 whole, dtype=dtype, local_files_only=local, output_loading_info=True, **in_full
             )
     except Exception as error:  # of no narrower kind, where a value is one no model can have
@@ -114,8 +117,17 @@ def quantization(name: str) -> str | None:
     Raises:
         ModelError: there is no such model.
     """
+    return _quantization(_values(name))
+
+
+def _values(name: str) -> dict[str, Any]:
+    """What a model's config.json holds."""
     with _described(name) as (whole, local):
         values, _ = PretrainedConfig.get_config_dict(whole, local_files_only=local)
+        return values
+
+
+def _quantization(values: Mapping[str, Any]) -> str | None:
     how = values.get("quantization_config")
     return how.get("quant_method") if isinstance(how, dict) else None
 
@@ -167,7 +179,7 @@ def model_without_weights(name: str, dtype: torch.dtype) -> PreTrainedModel:
         ModelError: nothing there, or no causal language model.
     """
     with _reading(name) as config, quiet_transformers(), torch.device("meta"):
-        model = _loader(config).from_config(_of_model(config), dtype=dtype)
+        model = _loader(config.model_type).from_config(_of_model(config), dtype=dtype)
         freeze_other_parts(model)
         return model
 
@@ -212,11 +224,12 @@ def _described(name: str) -> Iterator[tuple[str, bool]]:
         raise ModelError(f"model {whole} cannot be read: {reason}") from error
 
 
-def _loader(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
-    """What makes models of a kind: those that take images are made whole, where they have to be."""
-    takes_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None) is not None
-    is_causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is not None
-    return AutoModelForImageTextToText if takes_images and not is_causal else AutoModelForCausalLM
+def _loader(model_type: str | None) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """What makes models of a type; of some there is none for text alone."""
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    takes_images = model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
 
 
 def _of_model(config: PretrainedConfig) -> PretrainedConfig:
