@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VllmContext", "VllmEngine", "VllmPolicy", "weights_as_saved"]
 
-_HEAD = "lm_head.weight"
+_HEAD = "lm_head"
 _COMPARED_TOKENS = 16
 _ROUNDING_32, _ROUNDING_16 = 0.01, 0.3
 """Mean distance of log-probabilities that rounding explains, where vLLM has 32 or 16 bits."""
@@ -198,7 +198,8 @@ class VllmPolicy:
             self._reload(())  # or vLLM would take the next weights for the rest of these
             raise
         if self._tied is not None:
-            self._engine.apply_model(partial(_renew_head, source=self._tied))
+            place, source = self._tied
+            self._engine.apply_model(partial(_renew_head, place=place, source=source))
 
     def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -355,16 +356,24 @@ def _other_weights(model: nn.Module) -> Iterator[None]:
         move(-1)
 
 
-def _tied_to_head(model: nn.Module) -> str | None:
-    """The weights of vLLM's model that its output head shares as another module's; None: none."""
+def _tied_to_head(model: nn.Module) -> tuple[str, str] | None:
+    """The output head of vLLM's model and the weights that it shares with others; None: none.
+
+    Example: ``("language_model.lm_head", "language_model.model.embed_tokens.weight")``
+    """
     weights = dict(model.named_parameters(remove_duplicate=False))
-    head = weights.get(_HEAD)
-    return next((n for n, w in weights.items() if w is head and n != _HEAD), None)
+    places = (name for name, _ in model.named_modules() if name.rpartition(".")[2] == _HEAD)
+    for place in places:
+        own = f"{place}.weight"
+        shared = [n for n, w in weights.items() if w is weights.get(own) and n != own]
+        if shared:
+            return place, shared[0]
+    return None
 
 
-def _renew_head(model: nn.Module, source: str) -> None:
+def _renew_head(model: nn.Module, place: str, source: str) -> None:
     """Give a tied head the weights that it shares: vLLM skips it, and has packed it on a CPU."""
-    head = cast(Any, model).lm_head
+    head: Any = model.get_submodule(place)
     head.weight.data.copy_(model.get_parameter(source).data)
     head.quant_method.process_weights_after_loading(head)
 
