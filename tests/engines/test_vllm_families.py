@@ -6,11 +6,25 @@ from typing import cast
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Gemma3TextConfig, GptOssConfig, MixtralConfig, Olmo2Config
+from torch import nn
+from transformers import (
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    GptOssConfig,
+    GraniteConfig,
+    MixtralConfig,
+    Olmo2Config,
+)
 
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy, weights_as_saved
+from graphpo_agent.engines.vllm import (
+    VllmEngine,
+    VllmPolicy,
+    _renew_head,
+    _tied_to_head,
+    weights_as_saved,
+)
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.types import SampleRequest, SamplingParams
 from tests.engines.tiny import save_tokenizer
@@ -79,6 +93,44 @@ def test_contexts_go_beyond_sliding_windows(tokenizer: HfTokenizer, tmp_path: Pa
     for prompt, drawn in zip(prompts, complete(engine.policy, requests), strict=True):
         assert len(drawn.token_ids) > 20
         assert distance(learner.model, prompt, drawn) < 1e-4
+
+
+def test_scaled_and_bounded_logits_and_keys_of_two_sizes(
+    tokenizer: HfTokenizer, tmp_path: Path
+) -> None:
+    sizes = SIZES | {"vocab_size": tokenizer.vocab_size, "head_dim": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+    own = {"global_head_dim": 64, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 5.0}
+    configs = [
+        GraniteConfig(**sizes, logits_scaling=4.0),
+        Gemma4TextConfig(**sizes, **kinds, **own, attention_k_eq_v=False),
+    ]
+    for config in configs:
+        place = tmp_path / config.model_type
+        learner = saved(place, config)
+        engine = VllmEngine(learner, VllmPolicy(str(place), tokenizer, OPTIONS))
+        engine.imitate([LESSON])
+        request = SampleRequest(engine.policy.open(PROMPT), 0, LIMIT)
+        (drawn,) = complete(engine.policy, [request])
+        assert distance(learner.model, PROMPT, drawn) < 1e-4
+
+
+def test_a_tied_head_is_found_inside_a_model_that_takes_images() -> None:
+    """vLLM's classes of such models need torchvision: this is how their parts are named."""
+    text, head = nn.Module(), nn.Linear(2, 3, bias=False)
+    text.embed_tokens, text.lm_head = nn.Embedding(3, 2), head
+    model = nn.Module()
+    model.language_model, model.vision_tower = text, nn.Linear(2, 2)
+    assert _tied_to_head(model) is None
+    head.weight = text.embed_tokens.weight
+    place, source = cast(tuple[str, str], _tied_to_head(model))
+    assert (place, source) == ("language_model.lm_head", "language_model.embed_tokens.weight")
+    packed: list[nn.Module] = []
+    head.quant_method = nn.Module()
+    head.quant_method.process_weights_after_loading = packed.append
+    head.weight = nn.Parameter(torch.zeros(3, 2))  # as a CPU has packed it
+    _renew_head(model, place, source)
+    assert packed == [head] and torch.equal(head.weight, text.embed_tokens.weight)
 
 
 def test_weights_that_vllm_does_not_take_over_are_told(
