@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from graphpo_agent.engines.local.adapter_files import under_adapters
+from graphpo_agent.engines.local.attention import eager_attention
 from graphpo_agent.engines.local.drawing import StopFinder, check_finite
 from graphpo_agent.engines.local.engine import LocalEngine
 from graphpo_agent.engines.local.lora import has_adapters, merged_weights
@@ -300,7 +301,7 @@ class VllmEngine:
         self.policy.take_prefilled_tokens()
         model = self._learner.model
         tokens = torch.tensor([[*prompt, *drawn.token_ids]], device=model.device)
-        with torch.no_grad(), computable(model):
+        with torch.no_grad(), computable(model), eager_attention(model):
             logits = model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
         own = logits.float().log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0]
         return float((own.cpu() - torch.tensor(drawn.logprobs)).abs().mean())

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
-from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
+from transformers import (
+    Gemma2Config,
+    Gemma4TextConfig,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+)
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 
 from graphpo_agent.engines.local import flat_attention, forward
@@ -170,12 +177,17 @@ def test_stretches_give_the_scores_and_gradients_of_buckets(make_model, monkeypa
 def test_flash_attention_is_for_16_bits_and_heads_that_it_knows(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
-    def fits(head_dim, dtype, device="cuda"):
-        return flat_attention.flash_fits(head_dim, dtype, torch.device(device))
+    def fits(head_dim, dtype, device="cuda", kind=Qwen3Config, **own):
+        config = kind(head_dim=head_dim, num_hidden_layers=2, **own)
+        return flat_attention.flash_fits(config, dtype, torch.device(device))
 
     assert fits(64, torch.bfloat16) and fits(192, torch.float16)
     assert not fits(64, torch.float32) and not fits(64, torch.bfloat16, "cpu")
     assert not fits(12, torch.bfloat16) and not fits(256, torch.bfloat16)
+    assert not fits(64, torch.bfloat16, kind=Gemma2Config)
+    assert fits(64, torch.bfloat16, kind=Gemma2Config, attn_logit_softcapping=None)
+    layers = {"layer_types": ["sliding_attention", "full_attention"]}
+    assert not fits(64, torch.bfloat16, kind=Gemma4TextConfig, global_head_dim=512, **layers)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not fits(64, torch.bfloat16)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
@@ -25,7 +26,7 @@ from tests.engines.graphs import (
     with_instructions,
     with_rollout_logprobs,
 )
-from tests.engines.tiny import OWN, WINDOWED
+from tests.engines.tiny import BOUNDED, OWN, WINDOWED
 
 
 def norm_in_full_precision(self, hidden):
@@ -148,17 +149,19 @@ def test_gradient_equals_one_row_per_edge_to_rounding_without_the_norms_casts(
 
 
 @pytest.mark.parametrize(("longest", "max_tokens"), [(8, 120), (8, 40), (90, 2000), (90, 250)])
-@pytest.mark.parametrize("family", [*WINDOWED, *OWN])
+@pytest.mark.parametrize("family", [*WINDOWED, *BOUNDED, *OWN])
 def test_gradient_of_families_with_layers_of_their_own(
     make_model, tokenizer, monkeypatch, family, longest, max_tokens
 ):
     """Edges shorter and longer than the window, in all layers and beside layers that see all."""
     for norm in (MistralRMSNorm, GptOssRMSNorm, DeepseekV3RMSNorm, GraniteRMSNorm):
         monkeypatch.setattr(norm, "forward", norm_in_full_precision)
-    monkeypatch.setattr(Gemma3RMSNorm, "forward", gemma_norm_in_full_precision)
+    for norm in (Gemma2RMSNorm, Gemma3RMSNorm):
+        monkeypatch.setattr(norm, "forward", gemma_norm_in_full_precision)
     monkeypatch.setattr(Gemma4RMSNorm, "forward", gemma_4_norm_in_full_precision)
     samples = SAMPLES if longest == 8 else [random_sample(seed, 7, longest) for seed in (2, 3)]
-    attention = "eager" if family == "gpt_oss" else "sdpa"  # others cast scores down in the former
+    # Most cast scores down in "eager".
+    attention = {"gpt_oss": "eager", "gemma2": "precise"}.get(family, "sdpa")
     options = {"family": family, "attention": attention, "max_tokens": max_tokens}
     compare(make_model, tokenizer, samples, 1e-12, **options)
 

@@ -13,20 +13,22 @@ from graphpo_agent.engines.local.scoring import Scoring
 SCALING = 0.5
 
 
-def given(num_queries, num_keys, heads=6, key_heads=2, dim=8):
+def given(num_queries, num_keys, heads=6, key_heads=2, dim=8, value_dim=8):
     torch.manual_seed(num_queries)
-    shapes = [(3, heads, num_queries, dim), *[(3, key_heads, num_keys, dim)] * 2, (heads,)]
+    keys, values = ((3, key_heads, num_keys, size) for size in (dim, value_dim))
+    shapes = [(3, heads, num_queries, dim), keys, values, (heads,)]
     inputs = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
     mask = torch.zeros(3, 1, num_queries, num_keys, dtype=torch.float64)
     mask[1, 0, :2, 5:] = -torch.inf
     return *inputs, mask
 
 
-def slow(query, key, value, sinks, mask):
-    """[B, H, Q, D] with the sinks' scores as one more column."""
+def slow(query, key, value, sinks, mask, cap=None):
+    """[B, H, Q, Dv] with the sinks' scores as one more column."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    scores = query @ key.transpose(2, 3) * SCALING + mask
+    scores = query @ key.transpose(2, 3) * SCALING
+    scores = mask + (scores if cap is None else cap * (scores / cap).tanh())
     if sinks is not None:
         column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], -1)
@@ -42,32 +44,34 @@ def same(out, expected, inputs):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("heads", [(6, 2), (9, 1), (4, 4)])
+@pytest.mark.parametrize("heads", [(6, 2), (9, 1), (4, 4), (6, 2, 8, 5), (4, 4, 8, 16)])
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_masked_and_causal_queries(heads, with_sinks):
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_masked_and_causal_queries(heads, with_sinks, cap):
     *inputs, mask = given(4, 9, *heads)
     inputs = inputs[: 3 + with_sinks]
     sinks = inputs[3] if with_sinks else None
-    out = grouped_attention(*inputs[:3], mask, Scoring(SCALING, None, sinks))
-    same(out, slow(*inputs[:3], sinks, mask), inputs)
+    out = grouped_attention(*inputs[:3], mask, Scoring(SCALING, None, sinks, cap))
+    same(out, slow(*inputs[:3], sinks, mask, cap), inputs)
 
     *inputs, _ = given(7, 7, *heads)
     inputs = inputs[: 3 + with_sinks]
     sinks = inputs[3] if with_sinks else None
     causal = torch.full((7, 7), -torch.inf).triu(1).double()
-    out = grouped_attention(*inputs[:3], None, Scoring(SCALING, None, sinks))
-    same(out, slow(*inputs[:3], sinks, causal), inputs)
+    out = grouped_attention(*inputs[:3], None, Scoring(SCALING, None, sinks, cap))
+    same(out, slow(*inputs[:3], sinks, causal, cap), inputs)
 
 
 def test_heads_that_are_folded_into_queries():
-    query, key, value, _, mask = given(4, 9)
+    query, key, value, _, mask = given(4, 9, value_dim=5)
     out = folded_attention(query, key, value, mask, SCALING)
     same(out, slow(query, key, value, None, mask), (query, key, value))
 
 
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_single_queries(with_sinks):
-    query, key, value, sinks, mask = given(1, 9)
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_single_queries(with_sinks, cap):
+    query, key, value, sinks, mask = given(1, 9, value_dim=5)
     sinks = sinks if with_sinks else None
-    out = single_attention(query[:, :, 0], key, value, mask, Scoring(SCALING, None, sinks))
-    torch.testing.assert_close(out, slow(query, key, value, sinks, mask)[:, :, 0])
+    out = single_attention(query[:, :, 0], key, value, mask, Scoring(SCALING, None, sinks, cap))
+    torch.testing.assert_close(out, slow(query, key, value, sinks, mask, cap)[:, :, 0])

@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GPT2Config,
@@ -157,6 +158,7 @@ FAMILIES = [
     GPTNeoXConfig(**WIDE, num_attention_heads=8),
     MixtralConfig(num_local_experts=4, **WIDE, **HEADS),
     Qwen3MoeConfig(**EXPERTS, **WIDE, **HEADS),
+    Gemma2Config(**WIDE, **HEADS, sliding_window=40),
     Gemma4TextConfig(**WIDE, **HEADS, **GEMMA_4),
     DeepseekV3Config(**WIDE, **LATENT),
     GptOssConfig(num_local_experts=4, num_experts_per_tok=2, **WIDE, **HEADS),

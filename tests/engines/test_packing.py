@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     StableLmConfig,
     StableLmForCausalLM,
 )
@@ -465,7 +463,6 @@ def test_a_bound_that_hardly_shows_is_seen(make_model):
     ("config", "model", "extra", "message"),
     [
         (FalconConfig, FalconForCausalLM, {}, "attention interface"),
-        (Gemma2Config, Gemma2ForCausalLM, {"head_dim": 8}, "softcap"),
         (StableLmConfig, StableLmForCausalLM, {}, "hand arguments on"),
     ],
 )

@@ -16,12 +16,14 @@ from graphpo_agent.engines.local.scoring import Scoring
 
 def slow(queries, keys, values, slots, lengths, scoring):
     groups = queries.shape[1] // keys.shape[1]
-    out = torch.zeros_like(queries)
+    out = queries.new_zeros(*queries.shape[:2], values.shape[2])
     for row, length in enumerate(lengths):
         path = torch.from_numpy(slots[row, :length].astype(np.int64))
         path = path[-scoring.window :] if scoring.window else path
         for head in range(queries.shape[1]):
             scores = keys[path, head // groups] @ queries[row, head] * scoring.scaling
+            if scoring.cap is not None:
+                scores = scoring.cap * (scores / scoring.cap).tanh()
             if scoring.sinks is not None:
                 scores = torch.cat([scores, scoring.sinks[head : head + 1]])
             out[row, head] = scores.softmax(0)[: len(path)] @ values[path, head // groups]
@@ -38,15 +40,20 @@ def case(
     dtype=torch.float64,
     window=None,
     with_sinks=False,
+    value_dim=None,
+    cap=None,
 ):
     make = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
     queries = torch.randn(rows, heads, dim, generator=make, dtype=dtype)
-    keys, values = (torch.randn(40, key_heads, dim, generator=make, dtype=dtype) for _ in "kv")
+    keys, values = (
+        torch.randn(40, key_heads, size, generator=make, dtype=dtype)
+        for size in (dim, value_dim or dim)
+    )
     slots = rng.integers(0, 40, (rows, longest + 2)).astype(np.int32)
     lengths = rng.integers(1, longest + 1, rows)
     sinks = torch.randn(heads, generator=make, dtype=dtype) if with_sinks else None
-    return queries, keys, values, slots, lengths, Scoring(0.3, window, sinks)
+    return queries, keys, values, slots, lengths, Scoring(0.3, window, sinks, cap)
 
 
 @given(
@@ -57,9 +64,14 @@ def case(
     st.integers(1, 20),
     st.none() | st.integers(1, 25),
     st.booleans(),
+    st.none() | st.integers(1, 9),
+    st.none() | st.just(0.5),
 )
-def test_every_row_attends_to_its_own_path(seed, rows, heads, dim, longest, window, with_sinks):
-    given_case = case(seed, rows, *heads, dim, longest, window=window, with_sinks=with_sinks)
+def test_every_row_attends_to_its_own_path(
+    seed, rows, heads, dim, longest, window, with_sinks, value_dim, cap
+):
+    own = {"window": window, "with_sinks": with_sinks, "value_dim": value_dim, "cap": cap}
+    given_case = case(seed, rows, *heads, dim, longest, **own)
     torch.testing.assert_close(
         path_attention(*given_case), slow(*given_case), rtol=1e-12, atol=1e-12
     )

@@ -1,5 +1,7 @@
 """Attention of stretches to their paths: the kernel's calls, what is kept, and precise sums."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.engines.local.stretch_attention import over_stretches, stretch_layout
+from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 from tests.engines.graphs import random_sample, use_slow_flash_attention
 
@@ -83,3 +86,9 @@ def test_gradients_of_a_prompt_are_sums_of_many_precise_parts(monkeypatch, devic
     if device.type == "cpu":
         use_slow_flash_attention(monkeypatch)
     assert (of_values(torch.bfloat16, device) - exact).norm() / exact.norm() < 2**-8
+
+
+def test_bounded_scores_are_refused():
+    layout, queries, keys, values = row(star(3), torch.float64)
+    with pytest.raises(ModelError, match="bounds its scores"):
+        over_stretches(queries, keys, values, layout, replace(SCORING, cap=2.0))

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AttentionInterface,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma4ForCausalLM,
@@ -33,6 +36,7 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<search>", "</search>", "<answer>", "</answer>"]
@@ -68,6 +72,8 @@ SIZES = {
 }
 WINDOW = 7
 WINDOWED = ("mistral", "gemma3", "gpt_oss", "gemma4")
+BOUNDED = ("gemma2",)
+"""Families with a sliding window and bounded scores, which no kernel computes."""
 """Families with a sliding window of so many tokens: in every layer, and in one of two. The third
 has attention sinks and experts as well; the last one's layers have keys of two sizes, or those of
 an earlier layer."""
@@ -92,6 +98,12 @@ _LATENT = {
     "first_k_dense_replace": 2,  # no experts
 }
 """Keys and values are unpacked from one vector, keys of 12 numbers and values of 6."""
+_GEMMA_2 = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 20.0,
+    "query_pre_attn_scalar": 8,
+}
 OWN = {"deepseek_v3": _LATENT, "granite": {"logits_scaling": 4.0}}
 """Families without windows that have something of their own."""
 
@@ -139,6 +151,7 @@ def tiny_model(
         "mistral": (MistralConfig, MistralForCausalLM),
         "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
         "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+        "gemma2": (Gemma2Config, Gemma2ForCausalLM),
         "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
         "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
         "granite": (GraniteConfig, GraniteForCausalLM),
@@ -150,10 +163,12 @@ def tiny_model(
         own |= _DELTA_NETS
     if family == "qwen3_next":
         own |= {"mlp_only_layers": [0, 1, 2]}  # no experts
-    if family in WINDOWED:
+    if family in (*WINDOWED, *BOUNDED):
         own |= {"sliding_window": WINDOW}
     if family in ("gemma3", "gpt_oss"):
         own |= {"layer_types": ["sliding_attention", "full_attention"]}
+    if family == "gemma2":
+        own |= _GEMMA_2
     if family == "gemma4":
         own |= _GEMMA_4 | {"vocab_size_per_layer_input": vocab_size}
     if family == "gpt_oss":
@@ -171,7 +186,33 @@ def tiny_model(
     model = model_class(config).double().eval()
     if family == "gpt_oss":
         model.set_experts_implementation("eager")  # others know no float64
+    if family in BOUNDED:
+        model.set_attn_implementation("precise")  # others cast scores down, or leave the bound out
     return model
+
+
+def precise_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers computes it, with nothing cast down."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    weights = (scores + attention_mask).softmax(-1)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("precise", precise_attention)
+AttentionMaskInterface.register("precise", eager_mask)
 
 
 def with_vision(text: PreTrainedModel) -> PreTrainedModel:

@@ -7,7 +7,7 @@ transformers' ``AttentionInterface``.
 Shapes: H query heads, K key/value heads, D dimensions of a key, Dv of a value, N tokens of a row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -24,7 +24,7 @@ __all__ = [
     "CachedAttention",
     "attention",
     "cached_attention",
-    "check_plain",
+    "eager_attention",
     "no_mask",
 ]
 
@@ -46,6 +46,7 @@ def cached_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
+    softcap: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     cached_pass: CachedAttention | None = None,
@@ -60,6 +61,7 @@ def cached_attention(
         value: [1, K, N, Dv].
         attention_mask: unused; ``cached_pass`` knows who sees whom.
         scaling: factor on the dot products.
+        softcap: bound on the scores; None: there is none.
         sliding_window: tokens that are attended to, a token itself included; None: all.
         s_aux: [H] attention sinks; None: there are none.
         cached_pass: reaches this function as a keyword argument of the model's call.
@@ -69,13 +71,27 @@ def cached_attention(
         [1, N, H, Dv] and None (no attention weights).
 
     Raises:
-        ModelError: the layer caps its scores, or no pass reaches it.
+        ModelError: no pass reaches the layer.
     """
-    check_plain(extras)
     # Under autocast rotary embeddings give float32, and the cache holds one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    scoring = Scoring(scaling, sliding_window, s_aux)
+    scoring = Scoring(scaling, sliding_window, s_aux, softcap)
     return handed_on(cached_pass).attend(query, key, value, scoring), None
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model computes as transformers defines it inside the ``with`` block.
+
+    Its faster attention leaves out bounds on scores (Gemma 2).
+    """
+    before = model.config._attn_implementation
+    assert before is not None, "transformers sets one when it makes a model"
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 @contextmanager
@@ -100,14 +116,6 @@ def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
             yield
     finally:
         model.set_attn_implementation(before)
-
-
-def check_plain(extras: Mapping[str, Any]) -> None:
-    """Refuse what transformers hands to layers with capped scores."""
-    if extras.get("softcap") is not None:
-        raise ModelError(
-            "attention with softcap is not supported; use a model with plain attention"
-        )
 
 
 def no_mask(*_: Any, **__: Any) -> None:

@@ -20,10 +20,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from transformers.masking_utils import AttentionMaskInterface
 
 from graphpo_agent.engines.local.arrays import to_device
-from graphpo_agent.engines.local.attention import (
-    check_plain,
-    no_mask,
-)
+from graphpo_agent.engines.local.attention import no_mask
 from graphpo_agent.engines.local.handed_on import handed_on
 from graphpo_agent.engines.local.kernels import grouped_attention
 from graphpo_agent.engines.local.kv_layers import widest_head
@@ -92,7 +89,7 @@ class FlatLayouts:
             flash: whether FlashAttention computes them; by default where it can.
         """
         if flash is None:
-            flash = flash_fits(widest_head(config), dtype, device)
+            flash = flash_fits(config, dtype, device)
         self._config = config
         self._windows = layer_windows(config)
         self._told: set[int | None] = set()
@@ -155,13 +152,15 @@ def _bucket_layout(
     )
 
 
-def flash_fits(widest: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether FlashAttention is made for such heads, numbers and GPUs (from Ampere on).
+def flash_fits(config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether FlashAttention is made for a model's heads, for such numbers and GPUs (from Ampere).
 
-    Larger heads have a backward pass on some of these GPUs only.
+    Larger heads have a backward pass on some of these GPUs only. It knows no bound on scores.
     """
+    widest = widest_head(config)
     return (
         device.type == "cuda"
+        and getattr(config, "attn_logit_softcapping", None) is None
         and dtype in (torch.bfloat16, torch.float16)
         and widest % 8 == 0
         and widest <= 192
@@ -177,6 +176,7 @@ def gathered_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
+    softcap: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     flat_layouts: FlatLayouts | None = None,
@@ -191,6 +191,7 @@ def gathered_attention(
         value: [1, K, N, Dv].
         attention_mask: unused; ``flat_layouts`` hold the masks.
         scaling: factor on the dot products.
+        softcap: bound on the scores; None: there is none.
         sliding_window: tokens that are attended to, a token itself included; None: all.
         s_aux: [H] attention sinks; None: there are none.
         flat_layouts: reach this function as a keyword argument of the model's call.
@@ -200,11 +201,10 @@ def gathered_attention(
         [1, N, H, Dv] and None (no attention weights).
 
     Raises:
-        ModelError: the layer caps its scores, or no layout reaches it.
+        ModelError: no layout reaches the layer, or the configuration says nothing of a bound.
     """
-    check_plain(extras)
     layout = handed_on(flat_layouts).of(sliding_window)
-    scoring = Scoring(scaling, sliding_window, s_aux)
+    scoring = Scoring(scaling, sliding_window, s_aux, softcap)
     # Under autocast rotary embeddings give float32; the kernel would cast after the gathering.
     queries, keys, values = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if isinstance(layout, StretchLayout):

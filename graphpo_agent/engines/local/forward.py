@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from graphpo_agent.engines.local.arrays import to_device
-from graphpo_agent.engines.local.attention import attention
+from graphpo_agent.engines.local.attention import attention, eager_attention
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.head import OutputHead, output_head
@@ -197,7 +197,10 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
         with flat_passes(model, compute):
             flat = score_tokens(model, pack([sample], 7)[0], 1.0, compute).logprobs
         rows = to_device(token_ids[[[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]], model.device)
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast):
+        with (
+            eager_attention(model),
+            torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast),
+        ):
             logits = model(input_ids=rows, use_cache=False).logits
             check_head(model, lambda: model(input_ids=rows, use_cache=False).logits)
     check_scores(model, flat, rows, logits)

@@ -22,8 +22,10 @@ def grouped_attention(
     """[B, H, Q, Dv] attention of grouped heads by the kernel that fits; causal without a mask.
 
     With a mask on a GPU, keys are shared by folding a group's heads into queries: the
-    memory-efficient kernel takes a mask but no groups.
+    memory-efficient kernel takes a mask but no groups. No kernel knows bounded scores.
     """
+    if scoring.cap is not None:
+        return _by_products(query, key, value, mask, scoring)
     if scoring.sinks is not None:
         return _beside_sinks(query, key, value, mask, scoring.scaling, scoring.sinks)
     return _grouped(query, key, value, mask, scoring.scaling)
@@ -91,14 +93,31 @@ def single_attention(
         mask: [B, 1, 1, T], additive.
         scoring: the layer's.
     """
-    if scoring.sinks is None:
-        return folded_attention(query[:, :, None], key, value, mask, scoring.scaling)[:, :, 0]
-    grouped = query.unflatten(1, (key.shape[1], -1))
-    scores = (grouped @ key.transpose(2, 3)) * scoring.scaling + mask
-    sinks = scoring.sinks.to(scores.dtype).view(1, *grouped.shape[1:3], 1)
-    scores = torch.cat([scores, sinks.expand(len(query), -1, -1, -1)], -1)
+    query = query[:, :, None]
+    if scoring.sinks is None and scoring.cap is None:
+        return folded_attention(query, key, value, mask, scoring.scaling)[:, :, 0]
+    return _by_products(query, key, value, mask, scoring)[:, :, 0]
+
+
+def _by_products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """[B, H, Q, Dv] by matrix products; all scores are held. Causal without a mask."""
+    num_keys, num_queries = key.shape[1], query.shape[2]
+    folded = query.reshape(len(query), num_keys, -1, query.shape[3])
+    scores = scoring.bounded((folded @ key.transpose(2, 3)) * scoring.scaling)
+    scores = scores.unflatten(2, (-1, num_queries))  # [B, K, G, Q, T]
+    if mask is None:
+        unseen = torch.ones(scores.shape[3:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(unseen, -torch.inf)
+    else:
+        scores = scores + mask[:, :, None]
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.to(scores.dtype).view(1, num_keys, -1, 1, 1)
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:4], 1)], -1)
     weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-    return (weights[..., :-1].to(value.dtype) @ value).flatten(1, 2)
+    weights = weights[..., : key.shape[2]].to(value.dtype).flatten(2, 3)
+    return (weights @ value).reshape(*query.shape[:3], -1)
 
 
 def folded_attention(

@@ -60,6 +60,8 @@ def path_attention(
         size = num_heads * dim * int(own.sum())
         given = scaled[part], keys.numpy(), paths, end, own
         _over_rows(_dot_products, size, scores.numpy(), *given)
+        if scoring.cap is not None:
+            scores = scoring.bounded(scores).masked_fill_(scores.isinf(), -torch.inf)
         if scoring.sinks is not None:
             scores[:, :, longest] = scoring.sinks
         weights = scores.softmax(-1).numpy()

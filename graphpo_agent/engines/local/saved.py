@@ -24,7 +24,7 @@ from graphpo_agent.engines.local.flat_attention import FlatLayouts, flash_fits
 from graphpo_agent.engines.local.flat_recurrence import FlatRecurrence, recurrence_of
 from graphpo_agent.engines.local.forward import flat_passes
 from graphpo_agent.engines.local.head import output_head
-from graphpo_agent.engines.local.kv_layers import kv_layers, widest_head
+from graphpo_agent.engines.local.kv_layers import kv_layers
 from graphpo_agent.engines.local.language_model import language_model
 from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import PackedBatch
@@ -68,7 +68,7 @@ def saved_bytes(
     """
     dtype = torch.bfloat16 if compute.autocast else model.dtype
     config = model.config.get_text_config()
-    flash = flash_fits(widest_head(config), dtype, device)
+    flash = flash_fits(config, dtype, device)
     layouts = FlatLayouts(config, row, dtype, _CPU, flash)
     recurrence = recurrence_of(model, row, _CPU)
     compute = replace(compute, compile_layers=False)

@@ -16,6 +16,7 @@ from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.packing import PackedBatch
 from graphpo_agent.engines.local.pieces import Stretches
 from graphpo_agent.engines.local.scoring import Scoring
+from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.arrays import IntArray
 
 __all__ = ["StretchLayout", "over_stretches", "stretch_layout"]
@@ -83,7 +84,14 @@ def over_stretches(
 
     Returns:
         [N, H, Dv].
+
+    Raises:
+        ModelError: scores are bounded.
     """
+    if scoring.cap is not None:
+        raise ModelError(
+            "a layer bounds its scores and config.json says nothing of it; use another model family"
+        )
     dim, given = queries.shape[-1], values.shape[-1]
     if dim < given:  # the kernel takes one size, and zeros more change no score
         queries, keys = (F.pad(x, (0, given - dim)) for x in (queries, keys))
