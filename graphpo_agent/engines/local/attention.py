@@ -85,13 +85,8 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
     Its faster attention leaves out bounds on scores (Gemma 2).
     """
-    before = model.config._attn_implementation
-    assert before is not None, "transformers sets one when it makes a model"
-    model.set_attn_implementation("eager")
-    try:
+    with _switched(model, "eager"):
         yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 @contextmanager
@@ -103,6 +98,12 @@ def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
     Raises:
         ModelError: the model does not use transformers' attention interface.
     """
+    with _switched(model, name), over_recurrence(model):
+        yield
+
+
+@contextmanager
+def _switched(model: PreTrainedModel, name: str) -> Iterator[None]:
     before = model.config._attn_implementation
     assert before is not None, "transformers sets one when it makes a model"
     model.set_attn_implementation(name)
@@ -112,8 +113,7 @@ def attention(model: PreTrainedModel, name: AttentionName) -> Iterator[None]:
             "attention interface; use another model family"
         )
     try:
-        with over_recurrence(model):
-            yield
+        yield
     finally:
         model.set_attn_implementation(before)
 

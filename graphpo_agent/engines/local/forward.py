@@ -217,9 +217,8 @@ def check_scores(model: PreTrainedModel, flat: Tensor, rows: Tensor, logits: Ten
     """
     before = logits[:, -3:-1]
     expected = before.to(flat.dtype).log_softmax(-1).gather(2, rows[:, -2:, None]).flatten()
-    # Rounding grows with the logits: a few units in their last place.
-    unit = max(1e-4, torch.finfo(logits.dtype).eps) * float(before.abs().max())
-    if not torch.allclose(flat, expected, rtol=0.0, atol=max(1e-3, 4 * unit)):
+    rounding = _rounding(logits.dtype, float(before.abs().max()))
+    if not torch.allclose(flat, expected, rtol=0.0, atol=rounding):
         raise _changed(model, "its attention or its logits")
 
 
@@ -242,11 +241,15 @@ def check_head(model: PreTrainedModel, compute: Callable[[], Tensor]) -> None:
         logits = compute()
     finally:
         hook.remove()
-    unit = max(1e-4, torch.finfo(logits.dtype).eps) * _LARGE * head.scale
-    if not numbers or not torch.allclose(
-        logits, head.logits(numbers[0]), rtol=0.0, atol=max(1e-3, 4 * unit)
-    ):
+    rounding = _rounding(logits.dtype, _LARGE * head.scale)
+    if not numbers or not torch.allclose(logits, head.logits(numbers[0]), rtol=0.0, atol=rounding):
         raise _changed(model, "its logits")
+
+
+def _rounding(dtype: torch.dtype, largest: float) -> float:
+    """It grows with the logits: a few units in their last place."""
+    unit = max(1e-4, torch.finfo(dtype).eps) * largest
+    return max(1e-3, 4 * unit)
 
 
 def _changed(model: PreTrainedModel, what: str) -> ModelError:
