@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import BertConfig, BertLMHeadModel
 
 from graphpo_agent.build import build_engine, build_policy, build_sft_engine
 from graphpo_agent.build_state import build_state
@@ -129,14 +129,11 @@ def test_the_bound_of_what_runs_at_once_reaches_the_sampler(
     assert policy._max_columns == int(gib * 2**30) // policy._shape.bytes_per_token
 
 
-def test_a_model_whose_logits_are_more_than_its_head_is_not_sampled_either(
-    reach: Path, tmp_path: Path
-) -> None:
-    directory = shutil.copytree(reach / "policy", tmp_path / "granite")
+def test_a_model_that_looks_ahead_is_not_sampled_either(reach: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(reach / "policy", tmp_path / "bert")
     values = json.loads((directory / "config.json").read_text())
-    values |= {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
-    config = GraniteConfig(**values, logits_scaling=8.0)
-    GraniteForCausalLM(config).save_pretrained(directory)
+    values |= {"model_type": "bert", "architectures": ["BertLMHeadModel"], "initializer_range": 0.2}
+    BertLMHeadModel(BertConfig(**values)).save_pretrained(directory)
     run = run_arguments(reach, tmp_path, f"model.path={directory}")
     with pytest.raises(ModelError, match="changes its attention or its logits"):
         build_policy(load_config(RunConfig, run[0], run[1:]))
