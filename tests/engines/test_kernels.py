@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from graphpo_agent.engines.local import kernels
 from graphpo_agent.engines.local.kernels import (
     folded_attention,
     grouped_attention,
@@ -60,6 +61,29 @@ def test_masked_and_causal_queries(heads, with_sinks, cap):
     causal = torch.full((7, 7), -torch.inf).triu(1).double()
     out = grouped_attention(*inputs[:3], None, Scoring(SCALING, None, sinks, cap))
     same(out, slow(*inputs[:3], sinks, causal, cap), inputs)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_bounded_scores_in_blocks_of_queries(monkeypatch, block, with_sinks):
+    """What is kept for the backward pass is less than one number a score."""
+    monkeypatch.setattr(kernels, "_SCORES_AT_ONCE", 3 * 6 * 70 * block)
+    causal = torch.full((70, 70), -torch.inf).triu(1).double()
+    *inputs, mask = given(70, 70, value_dim=5)
+    inputs = inputs[: 3 + with_sinks]
+    sinks = inputs[3] if with_sinks else None
+    for given_mask, expected_mask in ((mask, mask), (None, causal)):
+        kept: dict[int, int] = {}
+
+        def keep(tensor, kept=kept):
+            kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        scoring = Scoring(SCALING, None, sinks, cap=1.5)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = grouped_attention(*inputs[:3], given_mask, scoring)
+        assert sum(kept.values()) < 3 * 6 * 70 * 70 * 8
+        same(out, slow(*inputs[:3], sinks, expected_mask, 1.5), inputs)
 
 
 def test_heads_that_are_folded_into_queries():

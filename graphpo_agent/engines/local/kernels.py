@@ -7,6 +7,7 @@ a key, Dv of a value.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from graphpo_agent.engines.local.scoring import Scoring
 
@@ -14,6 +15,8 @@ __all__ = ["folded_attention", "grouped_attention", "single_attention"]
 
 _ALIGNED = 8
 """Kernels want a multiple of so many dimensions."""
+_SCORES_AT_ONCE = 2**22
+"""Where no kernel knows them; more are made block by block, and again in the backward pass."""
 
 
 def grouped_attention(
@@ -102,13 +105,42 @@ def single_attention(
 def _by_products(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    """[B, H, Q, Dv] by matrix products; all scores are held. Causal without a mask."""
+    """[B, H, Q, Dv] by matrix products, in blocks of queries. Causal without a mask."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    block = max(1, _SCORES_AT_ONCE // (len(query) * query.shape[1] * num_keys))
+    if num_queries <= block:
+        return _products(query, key, value, mask, scoring)
+    outputs: list[Tensor] = []
+    for start in range(0, num_queries, block):
+        end = min(start + block, num_queries)
+        seen = end if mask is None else num_keys
+        block_mask = None if mask is None else mask[:, :, start:end]
+        outputs.append(
+            checkpoint(
+                _products,
+                query[:, :, start:end],
+                key[:, :, :seen],
+                value[:, :, :seen],
+                block_mask,
+                scoring,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        )
+    return torch.cat(outputs, 2)
+
+
+def _products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """[B, H, Q, Dv], all scores held. Without a mask the last query sees all keys, and so on."""
     num_keys, num_queries = key.shape[1], query.shape[2]
     folded = query.reshape(len(query), num_keys, -1, query.shape[3])
     scores = scoring.bounded((folded @ key.transpose(2, 3)) * scoring.scaling)
     scores = scores.unflatten(2, (-1, num_queries))  # [B, K, G, Q, T]
     if mask is None:
-        unseen = torch.ones(scores.shape[3:], dtype=torch.bool, device=scores.device).triu(1)
+        unseen = torch.ones(scores.shape[3:], dtype=torch.bool, device=scores.device)
+        unseen = unseen.triu(1 + key.shape[2] - num_queries)
         scores = scores.masked_fill(unseen, -torch.inf)
     else:
         scores = scores + mask[:, :, None]
