@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from tests.engines.delta_nets import use_slow_delta_nets
-from tests.engines.tiny import DELTA_NETS, save_tokenizer, tiny_model
+from tests.engines.mamba import use_slow_mamba
+from tests.engines.tiny import DELTA_NETS, MAMBA, save_tokenizer, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +46,8 @@ def make_model(
     def make(family: str = "qwen2", limit: int = 128, spread: float = 0.3) -> PreTrainedModel:
         if family in DELTA_NETS:
             use_slow_delta_nets(monkeypatch)
+        if family in MAMBA:
+            use_slow_mamba(monkeypatch)
         return cast(Any, tiny_model(family, tokenizer.vocab_size, limit, spread)).to(device)
 
     return make

@@ -30,8 +30,10 @@ def slow_delta_rule(query, key, value, log_decay, beta, state):
     outputs = []
     for t in range(query.shape[2]):
         state = log_decay[:, :, t, None, None].exp() * state
-        known = torch.einsum("bhkv,bhk->bhv", state, key[:, :, t])
-        change = beta[:, :, t, None] * (value[:, :, t] - known)
+        change = value[:, :, t]
+        if beta is not None:
+            known = torch.einsum("bhkv,bhk->bhv", state, key[:, :, t])
+            change = beta[:, :, t, None] * (change - known)
         state = state + torch.einsum("bhk,bhv->bhkv", key[:, :, t], change)
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, query[:, :, t]))
     return torch.stack(outputs, dim=2), state

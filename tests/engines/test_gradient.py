@@ -26,7 +26,7 @@ from tests.engines.graphs import (
     with_instructions,
     with_rollout_logprobs,
 )
-from tests.engines.tiny import BOUNDED, OWN, WINDOWED
+from tests.engines.tiny import BOUNDED, DELTA_NETS, MAMBA, OWN, WINDOWED
 
 
 def norm_in_full_precision(self, hidden):
@@ -176,11 +176,11 @@ def test_gradient_of_families_with_layers_of_their_own(
 
 
 @pytest.mark.parametrize(("longest", "max_tokens"), [(8, 120), (8, 40), (90, 2000), (90, 250)])
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("family", [*DELTA_NETS, *MAMBA])
 def test_gradient_through_the_states_of_linear_attention_layers(
     make_model, tokenizer, family, longest, max_tokens
 ):
-    """Edges shorter and longer than a chunk of the delta rule, graphs in one row and in many."""
+    """Edges shorter and longer than a chunk of states, graphs in one row and in many."""
     samples = SAMPLES if longest == 8 else [random_sample(seed, 7, longest) for seed in (2, 3)]
     compare(make_model, tokenizer, samples, 1e-11, family=family, max_tokens=max_tokens)
 

@@ -1,4 +1,4 @@
-"""Gated delta nets over flat rows and behind cached states.
+"""Gated delta nets and Mamba-2 over flat rows and behind cached states.
 
 Their gradients, and what the sampler does with them, are tested where those of other families are:
 ``test_gradient.py``, ``test_sampler.py``, ``test_contexts.py``.
@@ -33,7 +33,7 @@ from tests.engines.sampling import (
     forward_passes,
     requests_for,
 )
-from tests.engines.tiny import DELTA_NETS, tiny_model, with_vision
+from tests.engines.tiny import DELTA_NETS, MAMBA, tiny_model, with_vision
 from tests.runs import rows, weights
 from tests.worlds import run_arguments
 
@@ -49,11 +49,14 @@ def random_rule(length: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 150])
-def test_the_delta_rule_in_chunks_is_that_of_token_after_token(length):
+@pytest.mark.parametrize("with_beta", [True, False])
+def test_the_delta_rule_in_chunks_is_that_of_token_after_token(length, with_beta):
     found = []
     for rule in (gated_delta_rule, slow_delta_rule):
         parts = random_rule(length)
-        read, state = rule(*parts)
+        if not with_beta:
+            del parts[4]
+        read, state = rule(*parts[:4], parts[4] if with_beta else None, parts[-1])
         weights = torch.arange(read.numel()).view_as(read).sin()
         ((read * weights).sum() + state.cos().sum()).backward()
         found.append([read.detach(), state.detach(), *(part.grad for part in parts)])
@@ -65,11 +68,14 @@ def test_tokens_without_beta_and_decay_change_no_state():
     query, key, value, decay, beta, state = random_rule(70)
     own = torch.arange(70) < 5
     _, behind = gated_delta_rule(query, key, value, decay * own, beta * own, state)
-    first = (part[:, :, :5] for part in (query, key, value, decay, beta))
+    first = [part[:, :, :5] for part in (query, key, value, decay, beta)]
     torch.testing.assert_close(behind, gated_delta_rule(*first, state)[1], rtol=0, atol=1e-14)
+    _, behind = gated_delta_rule(query, key, value * own[:, None], decay * own, None, state)
+    expected = gated_delta_rule(*first[:4], None, state)[1]
+    torch.testing.assert_close(behind, expected, rtol=0, atol=1e-14)
 
 
-@pytest.fixture(params=DELTA_NETS)
+@pytest.fixture(params=[*DELTA_NETS, *MAMBA])
 def stock(request: pytest.FixtureRequest, tokenizer, device):
     """A model whose layers are transformers' own, which cast to float32."""
     return tiny_model(request.param, tokenizer.vocab_size).float().to(device)
@@ -128,7 +134,8 @@ def test_what_computed_prompts_begin_with_is_computed_once_more_and_then_shared(
 
 
 def test_a_state_takes_as_much_memory_as_is_told(make_model, tokenizer):
-    for family, dtype in (("qwen3_5", torch.float32), ("qwen3_next", torch.bfloat16)):
+    precise = [(family, torch.float32) for family in ("qwen3_5", *MAMBA)]
+    for family, dtype in (*precise, ("qwen3_next", torch.bfloat16)):
         model = make_model(family).to(dtype)
         shape = state_shape(model)
         assert shape is not None and shape.memory_dtype == torch.float32

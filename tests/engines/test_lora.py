@@ -60,7 +60,9 @@ def test_new_adapters_change_nothing_and_are_all_that_is_trained(make_model, fam
     assert all(".q_proj.lora_" in name for name in trained_names(only))
 
 
-@pytest.mark.parametrize(("family", "rounding"), [("qwen2", 1e-12), ("qwen3_5", 1e-11)])
+@pytest.mark.parametrize(
+    ("family", "rounding"), [("qwen2", 1e-12), ("qwen3_5", 1e-11), ("nemotron_h", 1e-11)]
+)
 @pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(checkpoint_layers=True)])
 def test_gradient_and_reference_equal_one_row_per_edge(
     make_model, tokenizer, monkeypatch, compute, family, rounding

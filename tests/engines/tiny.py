@@ -19,10 +19,14 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -60,6 +64,29 @@ _DELTA_NETS = {
     "linear_value_head_dim": 8,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
+}
+
+MAMBA = ("granitemoehybrid", "nemotron_h")
+"""Families with Mamba-2 layers; the second counts what follows a layer as one of its own."""
+_MAMBA: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_hidden_layers": 3,
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 6,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "logits_scaling": 2.0,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "mlp", "attention", "mamba", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 6,
+        "time_step_min": 1e-9,  # the plain way to compute it lets no step be shorter
+    },
 }
 
 SIZES = {
@@ -155,10 +182,12 @@ def tiny_model(
         "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
         "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
         "granite": (GraniteConfig, GraniteForCausalLM),
+        "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
+        "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
         "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
         "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     }[family]
-    own: dict[str, Any] = dict(OWN.get(family, {}))
+    own: dict[str, Any] = OWN.get(family, {}) | _MAMBA.get(family, {})
     if family in DELTA_NETS:
         own |= _DELTA_NETS
     if family == "qwen3_next":
@@ -186,6 +215,10 @@ def tiny_model(
     model = model_class(config).double().eval()
     if family == "gpt_oss":
         model.set_experts_implementation("eager")  # others know no float64
+    if family in MAMBA:
+        for name, weight in model.named_parameters():
+            if name.endswith("dt_bias"):
+                torch.nn.init.normal_(weight)  # as made, some states hardly change
     if family in BOUNDED:
         model.set_attn_implementation("precise")  # others cast scores down, or leave the bound out
     return model

@@ -73,7 +73,7 @@ class _Stretch(NamedTuple):
 
 
 class CachedRecurrence:
-    """A pass's ``linear_attention.Recurrence``.
+    """A pass's ``recurrent.Recurrence``.
 
     Example: two running rows and a prompt of five tokens, an observation of three behind it: N is
     10, there are three chains, and the last has two stretches, one behind the other.
@@ -119,7 +119,7 @@ class CachedRecurrence:
         self._layer = 0
 
     def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        """[N, C]; see ``linear_attention.Recurrence``."""
+        """[N, C]; see ``recurrent.Recurrence``."""
         held = self._pool.inputs(self._layer)
         before = held.index_select(0, self._begins).flatten(0, 1)
         known = torch.cat([inputs, before])
@@ -127,9 +127,9 @@ class CachedRecurrence:
         return convolved(known, self._taps, weight)
 
     def recall(
-        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor
+        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None
     ) -> Tensor:
-        """[N, H, V]; see ``linear_attention.Recurrence``."""
+        """[N, H, V]; see ``recurrent.Recurrence``."""
         memories = self._pool.memories(self._layer)
         self._layer += 1
         outputs: list[Tensor] = []

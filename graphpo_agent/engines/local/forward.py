@@ -163,6 +163,7 @@ def _prepared_layers(model: PreTrainedModel, compute: ComputeOptions) -> Iterato
             f"model {model.name_or_path} ({type(model).__name__}) does not tell its layers; set "
             "update.gradient_checkpointing and update.compile_layers to false"
         )
+    before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         if compute.compile_layers:
             layer.forward = torch.compile(layer.forward, dynamic=True)
@@ -177,8 +178,11 @@ def _prepared_layers(model: PreTrainedModel, compute: ComputeOptions) -> Iterato
             f"update.compile_layers cannot be used here ({first_line(error)}); set it to false"
         ) from None
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, own in zip(layers, before, strict=True):
+            if own is None:
+                del layer.forward
+            else:
+                layer.forward = own
 
 
 def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
@@ -202,11 +206,13 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
             torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast),
         ):
             logits = model(input_ids=rows, use_cache=False).logits
-            check_head(model, lambda: model(input_ids=rows, use_cache=False).logits)
-    check_scores(model, flat, rows, logits)
+            dtype = check_head(model, lambda: model(input_ids=rows, use_cache=False).logits)
+    check_scores(model, flat, rows, logits, dtype)
 
 
-def check_scores(model: PreTrainedModel, flat: Tensor, rows: Tensor, logits: Tensor) -> None:
+def check_scores(
+    model: PreTrainedModel, flat: Tensor, rows: Tensor, logits: Tensor, dtype: torch.dtype
+) -> None:
     """Raise ``ModelError`` where a flat row does not give what the model itself gives.
 
     Args:
@@ -214,20 +220,24 @@ def check_scores(model: PreTrainedModel, flat: Tensor, rows: Tensor, logits: Ten
         flat: [B * 2] log-probabilities of the last two tokens of each row.
         rows: [B, L] token ids.
         logits: [B, L, V] of the model for these rows.
+        dtype: in which its head computes them; some models cast them up.
     """
     before = logits[:, -3:-1]
     expected = before.to(flat.dtype).log_softmax(-1).gather(2, rows[:, -2:, None]).flatten()
-    rounding = _rounding(logits.dtype, float(before.abs().max()))
+    rounding = _rounding(dtype, float(before.abs().max()))
     if not torch.allclose(flat, expected, rtol=0.0, atol=rounding):
         raise _changed(model, "its attention or its logits")
 
 
-def check_head(model: PreTrainedModel, compute: Callable[[], Tensor]) -> None:
+def check_head(model: PreTrainedModel, compute: Callable[[], Tensor]) -> torch.dtype:
     """Raise ``ModelError`` unless the model makes its logits as its ``OutputHead`` does.
 
     Args:
         model: named in the message.
         compute: a pass of the model, which returns its logits.
+
+    Returns:
+        The type of what the head's layer gives.
     """
     head = output_head(model)
     numbers: list[Tensor] = []
@@ -241,9 +251,13 @@ def check_head(model: PreTrainedModel, compute: Callable[[], Tensor]) -> None:
         logits = compute()
     finally:
         hook.remove()
-    rounding = _rounding(logits.dtype, _LARGE * head.scale)
-    if not numbers or not torch.allclose(logits, head.logits(numbers[0]), rtol=0.0, atol=rounding):
+    if not numbers:
         raise _changed(model, "its logits")
+    expected, dtype = head.logits(numbers[0]).to(logits.dtype), numbers[0].dtype
+    rounding = _rounding(dtype, _LARGE * head.scale)
+    if not torch.allclose(logits, expected, rtol=0.0, atol=rounding):
+        raise _changed(model, "its logits")
+    return dtype
 
 
 def _rounding(dtype: torch.dtype, largest: float) -> float:

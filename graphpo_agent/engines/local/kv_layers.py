@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from graphpo_agent.engines.local.layer_kinds import layer_kinds
 from graphpo_agent.errors import ModelError
 
 __all__ = ["KVLayer", "kv_layers", "widest_head"]
@@ -50,7 +51,7 @@ def kv_layers(config: PretrainedConfig) -> list[KVLayer]:
         ModelError: there are none.
     """
     values = config.to_dict()
-    kinds = values.get("layer_types") or ["full_attention"] * config.num_hidden_layers
+    kinds = layer_kinds(config)
     kinds = kinds[: len(kinds) - (values.get("num_kv_shared_layers") or 0)]
     kinds = [kind for kind in kinds if kind != "linear_attention"]
     if not kinds or not hasattr(config, "num_attention_heads"):

@@ -19,6 +19,7 @@ from transformers.utils.peft_utils import check_peft_version
 
 from graphpo_agent.engines.local.head import output_head
 from graphpo_agent.engines.local.language_model import parts_beside
+from graphpo_agent.engines.local.mamba import unadapted
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.errors import ConfigError, first_line
 
@@ -67,11 +68,14 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions) -> PreTrainedMode
     _check_versions()
     names = options.target_modules
     _check_targets(model, names or ())
+    left_out = parts_beside(model)
+    if names is None:
+        left_out = [*left_out, *unadapted(model.config)]
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType] (floats work as well)
         target_modules="all-linear" if names is None else list(names),
-        exclude_modules=parts_beside(model) or None,
+        exclude_modules=left_out or None,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

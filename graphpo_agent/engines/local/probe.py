@@ -85,7 +85,7 @@ class _States:
         return inputs
 
     def recall(
-        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor
+        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None
     ) -> Tensor:
         self._layers += 1
         self.shape = StateShape(

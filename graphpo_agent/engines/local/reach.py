@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from graphpo_agent.engines.local.layer_kinds import layer_kinds
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.errors import ConfigError, ModelError
 
@@ -89,12 +90,11 @@ def position_limit(config: PretrainedConfig) -> int | None:
     context: that is its limit. None: there is none.
 
     Raises:
-        ModelError: the config has layers that are neither attention nor gated delta nets (as in
-            Qwen3.5), or that pick some of the earlier tokens (``index_topk``, as GLM-5).
+        ModelError: the config has layers that are neither attention nor gated delta nets nor
+            Mamba-2, or that pick some of the earlier tokens (``index_topk``, as GLM-5).
     """
     values = config.to_dict()
-    named = {str(kind) for kind in values.get("layer_types") or ()}
-    kinds = named - {"full_attention", "sliding_attention"}
+    kinds = set(layer_kinds(config)) - {"full_attention", "sliding_attention"}
     if conv_width(config):
         kinds.discard("linear_attention")
     if values.get("index_topk"):  # whatever a version of transformers calls such layers
@@ -102,7 +102,7 @@ def position_limit(config: PretrainedConfig) -> int | None:
     if kinds:
         raise ModelError(
             f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
-            "supported; use a model with plain attention or gated delta nets in every layer"
+            "supported; use a model with attention, gated delta nets or Mamba-2 in every layer"
         )
     return min(_long_rope_limits(values), default=None)
 

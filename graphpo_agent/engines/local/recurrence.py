@@ -46,30 +46,35 @@ class RunGroup:
         key: Tensor,
         value: Tensor,
         log_decay: Tensor,
-        beta: Tensor,
+        beta: Tensor | None,
         states: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """What the runs' tokens read, and the states behind them.
 
         Args:
-            query: [N, H, K] of the row, as ``linear_attention.Recurrence`` has all of these.
+            query: [N, H, K] of the row, as ``recurrent.Recurrence`` has all of these.
             key: [N, H, K].
             value: [N, H, V].
             log_decay: [N, H].
-            beta: [N, H].
+            beta: [N, H], or None.
             states: [E, H, K, V] before the runs.
 
         Returns:
             [E * L, H, V] and [E, H, K, V].
         """
-        places = self.tokens.flatten()
-        query, key, value, log_decay, beta = (
-            x.index_select(0, places).unflatten(0, self.tokens.shape).transpose(1, 2)
-            for x in (query, key, value, log_decay, beta)
-        )
         own = self.own[:, None]
-        out, after = gated_delta_rule(query, key, value, log_decay * own, beta * own, states)
+        query, key, value, log_decay = map(self._of_runs, (query, key, value, log_decay))
+        if beta is None:
+            value = value * own[..., None]
+        else:
+            beta = self._of_runs(beta) * own
+        out, after = gated_delta_rule(query, key, value, log_decay * own, beta, states)
         return out.transpose(1, 2).flatten(0, 1), after
+
+    def _of_runs(self, of_row: Tensor) -> Tensor:
+        """[E, H, L, ...] of [N, H, ...]."""
+        taken = of_row.index_select(0, self.tokens.flatten())
+        return taken.unflatten(0, self.tokens.shape).transpose(1, 2)
 
 
 def run_groups(

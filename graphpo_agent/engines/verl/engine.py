@@ -228,7 +228,9 @@ class SharedPrefixEngine(_Base):
         with torch.autocast(rows.device.type, self._autocast_dtype, enabled=half):
             self.module.set_attn_implementation("eager")
             logits = self.module(input_ids=rows, use_cache=False).logits
-            check_head(self.module, lambda: self.module(input_ids=rows, use_cache=False).logits)
+            dtype = check_head(
+                self.module, lambda: self.module(input_ids=rows, use_cache=False).logits
+            )
             self.module.set_attn_implementation(_FLAT)
             inputs, packed = self._flat_inputs(token_ids, np.array([0, 5, 10]), trained)
             with _over_flat_rows(self.module):
@@ -238,7 +240,7 @@ class SharedPrefixEngine(_Base):
             to_device(array, rows.device) for array in (packed.target_ids, packed.target_of)
         )
         flat = of_targets.float().log_softmax(-1).gather(1, targets[:, None])[target_of, 0]
-        check_scores(self.module, flat, rows, logits)
+        check_scores(self.module, flat, rows, logits, dtype)
 
 
 @contextmanager

@@ -1,0 +1,94 @@
+"""Mamba-2 layers over a flat row: those of Granite 4, Nemotron-H and Bamba.
+
+A head's state S decays, is written to and read (Mamba-2, Dao and Gu 2024, eq. 2 with a scalar A)::
+
+    S_t = exp(A dt_t) S_{t-1} + B_t (dt_t x_t)^T        y_t = S_t^T C_t + D x_t
+
+C are the queries, B the keys and dt x the values of a ``Recurrence``.
+
+Shapes: N tokens of a row, d hidden size, C channels of the convolution, H heads, J groups
+(H = G J) that share queries and keys, K state dimension, V head dimension.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+
+from graphpo_agent.engines.local.handed_on import handed_on
+from graphpo_agent.engines.local.recurrent import Recurrence, RecurrentSizes
+
+__all__ = ["layers", "over_row", "sizes", "unadapted"]
+
+
+def layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The model's Mamba-2 layers in their order, or the blocks that hand nothing on to them."""
+    if sizes(model.config.get_text_config()) is None:
+        return []
+    blocks = [module for module in model.modules() if _is_mixer(getattr(module, "mixer", None))]
+    return blocks or [module for module in model.modules() if _is_mixer(module)]
+
+
+def sizes(config: PretrainedConfig) -> RecurrentSizes | None:
+    """Of the Mamba-2 layers of a model; None where it is of no family that has them."""
+    c: Any = config
+    if c.model_type in ("granitemoehybrid", "bamba"):
+        found = c.mamba_d_conv, c.mamba_n_groups, c.mamba_n_heads, c.mamba_d_state, c.mamba_d_head
+    elif c.model_type == "nemotron_h":
+        found = c.conv_kernel, c.n_groups, c.mamba_num_heads, c.ssm_state_size, c.mamba_head_dim
+    else:
+        return None
+    width, groups, heads, key_dim, value_dim = found
+    channels = heads * value_dim + 2 * groups * key_dim
+    return RecurrentSizes(width, channels, heads, key_dim, value_dim)
+
+
+def unadapted(config: PretrainedConfig) -> list[str]:
+    """Names of linear layers whose adapters fused kernels of transformers' pass over."""
+    return [] if sizes(config) is None else ["out_proj"]
+
+
+@torch.compiler.disable
+def over_row(
+    layer: Any, hidden_states: Tensor, recurrence: Recurrence | None = None, **_: Any
+) -> Tensor:
+    """[1, N, d] of [1, N, d]."""
+    before = handed_on(recurrence)
+    if _is_mixer(layer):
+        return _mixed(layer, hidden_states, before)
+    normed = layer.norm(hidden_states.to(layer.norm.weight.dtype))
+    return hidden_states + _mixed(layer.mixer, normed, before)
+
+
+def _mixed(layer: Any, hidden_states: Tensor, before: Recurrence) -> Tensor:
+    widths = [layer.intermediate_size, layer.conv_dim, layer.num_heads]
+    gate, mixed, step = layer.in_proj(hidden_states)[0].split(widths, dim=1)
+    mixed = before.convolve(mixed, layer.conv1d.weight[:, 0])
+    if layer.conv1d.bias is not None:
+        mixed = mixed + layer.conv1d.bias
+    mixed = ACT2FN[layer.activation](mixed)
+    precise = torch.promote_types(mixed.dtype, torch.float32)
+    with torch.autocast(mixed.device.type, enabled=False):
+        keys = layer.n_groups * layer.ssm_state_size
+        value, key, query = mixed.to(precise).split([layer.intermediate_size, keys, keys], dim=1)
+        key, query = (_of_heads(x, layer) for x in (key, query))
+        value = value.unflatten(1, (layer.num_heads, layer.head_dim))
+        step = F.softplus(step.to(precise) + layer.dt_bias).clamp(*layer.time_step_limit)
+        decay = -layer.A_log.to(precise).exp() * step
+        read = before.recall(query, key, step[..., None] * value, decay, None)
+        read = (read + layer.D.to(precise)[:, None] * value).flatten(1)
+    normed = layer.norm(read[None], gate[None]).to(mixed.dtype)
+    return layer.out_proj(normed)
+
+
+def _is_mixer(module: object) -> bool:
+    return hasattr(module, "A_log")
+
+
+def _of_heads(vectors: Tensor, layer: Any) -> Tensor:
+    """[N, H, K] of [N, J K]."""
+    groups = vectors.unflatten(1, (layer.n_groups, layer.ssm_state_size))
+    return groups.repeat_interleave(layer.num_heads // layer.n_groups, dim=1)

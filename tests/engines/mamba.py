@@ -1,0 +1,68 @@
+"""Mamba-2 token by token, in the precision of the weights: an oracle."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
+    GraniteMoeHybridMambaLayer,
+    GraniteMoeHybridRMSNorm,
+    GraniteMoeHybridRMSNormGated,
+)
+from transformers.models.nemotron_h.modeling_nemotron_h import (
+    NemotronHForCausalLM,
+    NemotronHMamba2Mixer,
+    NemotronHRMSNorm,
+)
+from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
+
+
+def use_slow_mamba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models' own layers and norms cast to float32, as one casts its logits."""
+    monkeypatch.setattr(NemotronHForCausalLM, "forward", _forward)
+    for layer in (GraniteMoeHybridMambaLayer, NemotronHMamba2Mixer):
+        monkeypatch.setattr(layer, "forward", _slow_layer)
+    for norm in (GraniteMoeHybridRMSNorm, NemotronHRMSNorm):
+        monkeypatch.setattr(norm, "forward", _norm)
+    for norm in (GraniteMoeHybridRMSNormGated, Zamba2RMSNormGated):
+        monkeypatch.setattr(norm, "forward", _gated_norm)
+
+
+def _slow_layer(layer, hidden_states, **_):
+    """[B, L, d] of whole sequences."""
+    length = hidden_states.shape[1]
+    widths = [layer.intermediate_size, layer.conv_dim, layer.num_heads]
+    gate, mixed, step = layer.in_proj(hidden_states).split(widths, dim=2)
+    mixed = F.silu(layer.conv1d(mixed.mT)[:, :, :length]).mT
+    of_groups = layer.n_groups * layer.ssm_state_size
+    x, b, c = mixed.split([layer.intermediate_size, of_groups, of_groups], dim=2)
+    x = x.unflatten(2, (layer.num_heads, -1))
+    each = layer.num_heads // layer.n_groups
+    b, c = (y.unflatten(2, (layer.n_groups, -1)).repeat_interleave(each, dim=2) for y in (b, c))
+    step = F.softplus(step + layer.dt_bias)
+    state, outputs = 0.0, []
+    for t in range(length):
+        decay = (-layer.A_log.exp() * step[:, t])[..., None, None].exp()
+        written = torch.einsum("bhk,bhv,bh->bhkv", b[:, t], x[:, t], step[:, t])
+        state = decay * state + written
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, c[:, t]))
+    read = torch.stack(outputs, dim=1) + layer.D[:, None] * x
+    return layer.out_proj(layer.norm(read.flatten(2), gate))
+
+
+def _forward(model, input_ids, **given):
+    hidden = model.model(input_ids, **given).last_hidden_state
+    return SimpleNamespace(logits=model.lm_head(hidden))
+
+
+def _norm(norm, hidden):
+    scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return norm.weight * hidden * scale
+
+
+def _gated_norm(norm, hidden, gate):
+    size = getattr(norm, "group_size", hidden.shape[-1])
+    groups = (hidden * F.silu(gate)).unflatten(-1, (-1, size))
+    scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return norm.weight * (groups * scale).flatten(-2)
