@@ -218,7 +218,7 @@ def train_through_verl(
     engine, device = verl_engine(config), _device(config)
     gpus = engine.gpus_per_node if device == "cpu" else None
     model = config.model.path
-    dropped, serving = dropouts(stored_config(model)), model_arguments(model)
+    dropped, serving = dropouts(stored_config(model)), model_arguments(model, device == "cpu")
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(

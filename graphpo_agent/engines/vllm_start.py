@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from transformers import PretrainedConfig
 
+from graphpo_agent.engines.local import delta_nets
 from graphpo_agent.engines.local.kv_layers import widest_head
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import model_config, stored_config
@@ -96,10 +97,11 @@ def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":
         ) from error
 
 
-def model_arguments(model_name: str) -> dict[str, Any]:
+def model_arguments(model_name: str, on_cpu: bool) -> dict[str, Any]:
     """What vLLM is told of a model, beside its name.
 
-    A part for images is left out, and the states of linear layers are kept in float32.
+    A part for images is left out, and the states of linear layers are kept in float32, on a CPU
+    where a cached prefix ends alone: its kernels know no other way.
 
     Raises:
         ModelError: there is no such model.
@@ -110,12 +112,14 @@ def model_arguments(model_name: str) -> dict[str, Any]:
         arguments["language_model_only"] = True
     if conv_width(config):
         arguments["mamba_ssm_cache_dtype"] = "float32"
+        if on_cpu:
+            arguments["mamba_cache_mode"] = "align"
     return arguments
 
 
 def check_cpu_precision(model_name: str, config: PretrainedConfig, dtype: str) -> None:
     """Raise ConfigError where vLLM on a CPU cannot compute a model in a precision."""
-    if conv_width(config) and dtype != "bfloat16":
+    if delta_nets.sizes(config) is not None and dtype != "bfloat16":
         raise ConfigError(
             f"vllm cannot run {model_name} in {dtype}: on a CPU it computes gated delta nets in "
             "bfloat16 only; set model.autocast=true or use engine.kind=local"
@@ -146,7 +150,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
         "async_scheduling": False,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        **model_arguments(model_name),
+        **model_arguments(model_name, current_platform.is_cpu()),
     }
     if options.max_sequences > _FEWEST_BATCHED_TOKENS:
         arguments["max_num_batched_tokens"] = options.max_sequences

@@ -1,16 +1,19 @@
-"""Models with linear attention layers through vLLM, which on a CPU knows them in bfloat16 only."""
+"""Models with linear attention layers through vLLM, which on a CPU knows some in bfloat16 only."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import GraniteMoeHybridConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.engines.vllm import VllmPolicy
+from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.types import SampleRequest
+from tests.engines.tiny import save_tokenizer
+from tests.engines.vllm_models import LESSON, OPTIONS, PROMPT, SIZES, complete, distance, saved
 from tests.runs import rows
 from tests.worlds import run_arguments, start_command
 
@@ -64,3 +67,25 @@ def test_a_precision_that_it_does_not_know_is_one_line(policy: Path) -> None:
     tokenizer = HfTokenizer.load(str(policy))
     with pytest.raises(ConfigError, match=r"in bfloat16 only; set model\.autocast=true"):
         VllmPolicy(str(policy), tokenizer, VllmOptions())
+
+
+def test_mamba_layers_learn_and_sample(tmp_path: Path) -> None:
+    """In float32, behind a prompt that is computed and behind one that is known."""
+    save_tokenizer(tmp_path)
+    tokenizer = HfTokenizer.load(str(tmp_path))
+    config = GraniteMoeHybridConfig(
+        vocab_size=tokenizer.vocab_size,
+        layer_types=["mamba", "attention"],
+        mamba_n_heads=8,
+        mamba_d_state=16,
+        num_local_experts=0,
+        shared_intermediate_size=64,
+        **SIZES,
+    )
+    learner = saved(tmp_path, config)
+    engine = VllmEngine(learner, VllmPolicy(str(tmp_path), tokenizer, OPTIONS))
+    engine.imitate([LESSON])
+    for prompt in (PROMPT, list(range(3, 110)), list(range(3, 110))):
+        requests = [SampleRequest(engine.policy.open(prompt), seed, 12) for seed in range(2)]
+        for drawn in complete(engine.policy, requests):
+            assert distance(learner.model, prompt, drawn) < 1e-4

@@ -6,6 +6,9 @@ A head's state S decays, is written to and read (Mamba-2, Dao and Gu 2024, eq. 2
 
 C are the queries, B the keys and dt x the values of a ``Recurrence``.
 
+dt is bounded by ``time_step_limit``, as fused kernels and vLLM do it; transformers' plain layers of
+Nemotron-H let it be no shorter than ``time_step_min``.
+
 Shapes: N tokens of a row, d hidden size, C channels of the convolution, H heads, J groups
 (H = G J) that share queries and keys, K state dimension, V head dimension.
 """

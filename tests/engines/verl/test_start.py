@@ -121,7 +121,7 @@ def test_of_a_model_that_takes_images_the_language_model_is_meant(tmp_path: Path
     _check_positions(config(f"model.path={name}"))
     assert dropouts(stored_config(name)) == ["text_config.attention_dropout"]
     assert dropouts(model_config(name)) == ["attention_dropout"]
-    told = model_arguments(name)
+    told = model_arguments(name, on_cpu=False)
     assert told == {"language_model_only": True, "mamba_ssm_cache_dtype": "float32"}
     settings = verl_settings(config(), tmp_path, "cuda", "a:b", "text")
     vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
