@@ -73,6 +73,11 @@ def draw(
     return completion, server
 
 
+def places(text: str, part: str) -> int:
+    """Where ``part`` stands in ``text``; places may overlap."""
+    return sum(text.startswith(part, start) for start in range(len(text)))
+
+
 def expected(
     tokenizer: HfTokenizer, script: list[int], count: int, stop: tuple[str, ...], least: int
 ) -> tuple[list[int], str]:
@@ -82,8 +87,7 @@ def expected(
         if script[n - 1] in eos:
             return script[:n], "eos"
         before, text = tokenizer.decode(script[: n - 1]), tokenizer.decode(script[:n])
-        new = [s for s in stop if text.count(s) > before.count(s)]
-        if n >= least and new:
+        if n >= least and any(places(text, s) > places(before, s) for s in stop):
             return script[:n], "stop"
     return script[:count], "length"
 
