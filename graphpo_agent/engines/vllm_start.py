@@ -100,8 +100,8 @@ def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":
 def model_arguments(model_name: str, on_cpu: bool) -> dict[str, Any]:
     """What vLLM is told of a model, beside its name.
 
-    A part for images is left out, and the states of linear layers are kept in float32, on a CPU
-    where a cached prefix ends alone: its kernels know no other way.
+    A part for images is left out, and the states of linear layers are kept in float32; on a CPU
+    only where a cached prefix ends, since its kernels know no other way.
 
     Raises:
         ModelError: there is no such model.

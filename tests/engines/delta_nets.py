@@ -14,13 +14,15 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextRMSNormGated,
 )
 
+from tests.engines.norms import gemma_norm_in_full_precision
+
 
 def use_slow_delta_nets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models' own layers and norms cast to float32."""
     for layer in (Qwen3_5GatedDeltaNet, Qwen3NextGatedDeltaNet):
         monkeypatch.setattr(layer, "forward", _slow_layer)
     for norm in (Qwen3_5RMSNorm, Qwen3NextRMSNorm):
-        monkeypatch.setattr(norm, "forward", _norm)
+        monkeypatch.setattr(norm, "forward", gemma_norm_in_full_precision)
     for norm in (Qwen3_5RMSNormGated, Qwen3NextRMSNormGated):
         monkeypatch.setattr(norm, "forward", _gated_norm)
 
@@ -73,12 +75,6 @@ def _slow_layer(layer, hidden_states, **_):
     )
     gate = gate.reshape(num_rows, length, heads, layer.head_v_dim)
     return layer.out_proj(layer.norm(read.transpose(1, 2), gate).flatten(2))
-
-
-def _norm(norm, hidden):
-    return (
-        hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.eps) * (1 + norm.weight)
-    )
 
 
 def _gated_norm(norm, hidden, gate):

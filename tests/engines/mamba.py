@@ -17,6 +17,9 @@ from transformers.models.nemotron_h.modeling_nemotron_h import (
 )
 from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
 
+from tests.engines.delta_nets import slow_delta_rule
+from tests.engines.norms import norm_in_full_precision
+
 
 def use_slow_mamba(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models' own layers and norms cast to float32, as one casts its logits."""
@@ -24,7 +27,7 @@ def use_slow_mamba(monkeypatch: pytest.MonkeyPatch) -> None:
     for layer in (GraniteMoeHybridMambaLayer, NemotronHMamba2Mixer):
         monkeypatch.setattr(layer, "forward", _slow_layer)
     for norm in (GraniteMoeHybridRMSNorm, NemotronHRMSNorm):
-        monkeypatch.setattr(norm, "forward", _norm)
+        monkeypatch.setattr(norm, "forward", norm_in_full_precision)
     for norm in (GraniteMoeHybridRMSNormGated, Zamba2RMSNormGated):
         monkeypatch.setattr(norm, "forward", _gated_norm)
 
@@ -41,24 +44,16 @@ def _slow_layer(layer, hidden_states, **_):
     each = layer.num_heads // layer.n_groups
     b, c = (y.unflatten(2, (layer.n_groups, -1)).repeat_interleave(each, dim=2) for y in (b, c))
     step = F.softplus(step + layer.dt_bias)
-    state, outputs = 0.0, []
-    for t in range(length):
-        decay = (-layer.A_log.exp() * step[:, t])[..., None, None].exp()
-        written = torch.einsum("bhk,bhv,bh->bhkv", b[:, t], x[:, t], step[:, t])
-        state = decay * state + written
-        outputs.append(torch.einsum("bhkv,bhk->bhv", state, c[:, t]))
-    read = torch.stack(outputs, dim=1) + layer.D[:, None] * x
+    parts = (c, b, step[..., None] * x, -layer.A_log.exp() * step)
+    nothing = x.new_zeros(len(x), layer.num_heads, layer.ssm_state_size, x.shape[3])
+    read, _ = slow_delta_rule(*(part.transpose(1, 2) for part in parts), None, nothing)
+    read = read.transpose(1, 2) + layer.D[:, None] * x
     return layer.out_proj(layer.norm(read.flatten(2), gate))
 
 
 def _forward(model, input_ids, **given):
     hidden = model.model(input_ids, **given).last_hidden_state
     return SimpleNamespace(logits=model.lm_head(hidden))
-
-
-def _norm(norm, hidden):
-    scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
-    return norm.weight * hidden * scale
 
 
 def _gated_norm(norm, hidden, gate):

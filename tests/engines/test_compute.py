@@ -28,7 +28,8 @@ from graphpo_agent.errors import ModelError
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import SampleRequest, SamplingParams
 from tests.engines.graphs import random_sample, use_slow_flash_attention
-from tests.engines.test_gradient import SAMPLES, compare, norm_in_full_precision
+from tests.engines.norms import norm_in_full_precision
+from tests.engines.test_gradient import SAMPLES, compare
 from tests.engines.tiny import OWN, WINDOWED
 
 UPDATING = UpdateOptions(learning_rate=0.01, minibatch_graphs=2, seed=5)

@@ -26,22 +26,12 @@ from tests.engines.graphs import (
     with_instructions,
     with_rollout_logprobs,
 )
+from tests.engines.norms import (
+    gemma_4_norm_in_full_precision,
+    gemma_norm_in_full_precision,
+    norm_in_full_precision,
+)
 from tests.engines.tiny import BOUNDED, DELTA_NETS, MAMBA, OWN, WINDOWED
-
-
-def norm_in_full_precision(self, hidden):
-    variance = hidden.pow(2).mean(-1, keepdim=True)
-    return self.weight * hidden * torch.rsqrt(variance + self.variance_epsilon)
-
-
-def gemma_norm_in_full_precision(self, hidden):
-    variance = hidden.pow(2).mean(-1, keepdim=True)
-    return (1.0 + self.weight) * hidden * torch.rsqrt(variance + self.eps)
-
-
-def gemma_4_norm_in_full_precision(self, hidden):
-    normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
-    return normed * self.weight if self.with_scale else normed
 
 
 def per_edge_loss(model, samples, objective, aggregation, temperature=1.0, reference=None):

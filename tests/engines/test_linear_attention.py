@@ -73,6 +73,11 @@ def test_tokens_without_beta_and_decay_change_no_state():
     _, behind = gated_delta_rule(query, key, value * own[:, None], decay * own, None, state)
     expected = gated_delta_rule(*first[:4], None, state)[1]
     torch.testing.assert_close(behind, expected, rtol=0, atol=1e-14)
+    for given, one in ((None, None), (beta, first[4])):
+        key_of_own = key * own[:, None]
+        _, behind = gated_delta_rule(query, key_of_own, value, decay * own, given, state)
+        expected = gated_delta_rule(*first[:4], one, state)[1]
+        torch.testing.assert_close(behind, expected, rtol=0, atol=1e-14)
 
 
 @pytest.fixture(params=[*DELTA_NETS, *MAMBA])

@@ -16,7 +16,8 @@ from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions, UpdateOptions
 from graphpo_agent.errors import ConfigError, RunError
 from tests.engines.graphs import random_sample, with_rollout_logprobs
-from tests.engines.test_gradient import norm_in_full_precision, per_edge_loss
+from tests.engines.norms import norm_in_full_precision
+from tests.engines.test_gradient import per_edge_loss
 from tests.engines.tiny import SIZES
 
 OPTIONS = LoraOptions(rank=3, alpha=6.0)

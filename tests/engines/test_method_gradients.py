@@ -12,7 +12,8 @@ from graphpo_agent.engines.local.options import OptimizerOptions, UpdateOptions
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.methods.method import training_sample
 from tests.engines.graphs import with_rollout_logprobs
-from tests.engines.test_gradient import check_update, norm_in_full_precision, per_edge_loss
+from tests.engines.norms import norm_in_full_precision
+from tests.engines.test_gradient import check_update, per_edge_loss
 from tests.engines.test_rows import literal_loss
 from tests.methods.growing import World, ends_at, grow
 from tests.methods.test_contract import ALL, TRAJECTORIES

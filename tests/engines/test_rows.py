@@ -13,7 +13,8 @@ from graphpo_agent.engines.local.options import ComputeOptions, OptimizerOptions
 from graphpo_agent.engines.local.token_weights import moving_tokens, token_weights
 from graphpo_agent.graph.samples import to_path_rows
 from tests.engines.graphs import edge_logprobs, random_sample, with_rollout_logprobs
-from tests.engines.test_gradient import check_update, norm_in_full_precision
+from tests.engines.norms import norm_in_full_precision
+from tests.engines.test_gradient import check_update
 
 CLIP = Objective(clip_low=0.1, clip_high=0.15)
 CASES = {

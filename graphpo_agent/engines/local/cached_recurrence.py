@@ -73,7 +73,7 @@ class _Stretch(NamedTuple):
 
 
 class CachedRecurrence:
-    """A pass's ``recurrent.Recurrence``.
+    """A pass's ``recurrence.Recurrence``.
 
     Example: two running rows and a prompt of five tokens, an observation of three behind it: N is
     10, there are three chains, and the last has two stretches, one behind the other.
@@ -119,7 +119,7 @@ class CachedRecurrence:
         self._layer = 0
 
     def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        """[N, C]; see ``recurrent.Recurrence``."""
+        """[N, C]; see ``recurrence.Recurrence``."""
         held = self._pool.inputs(self._layer)
         before = held.index_select(0, self._begins).flatten(0, 1)
         known = torch.cat([inputs, before])
@@ -129,7 +129,7 @@ class CachedRecurrence:
     def recall(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None
     ) -> Tensor:
-        """[N, H, V]; see ``recurrent.Recurrence``."""
+        """[N, H, V]; see ``recurrence.Recurrence``."""
         memories = self._pool.memories(self._layer)
         self._layer += 1
         outputs: list[Tensor] = []

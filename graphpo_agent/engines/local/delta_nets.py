@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from graphpo_agent.engines.local.handed_on import handed_on
-from graphpo_agent.engines.local.recurrent import Recurrence, RecurrentSizes
+from graphpo_agent.engines.local.recurrence import Recurrence, RecurrentSizes
 
 __all__ = ["layers", "over_row", "sizes"]
 
@@ -23,7 +23,7 @@ _NORM_EPSILON = 1e-6
 
 
 def layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's gated delta nets, in their order; none of a model without."""
+    """The gated delta nets of a model that has some, in their order."""
     names = ("in_proj_qkv", "in_proj_qkvz")
     return [module for module in model.modules() if any(hasattr(module, name) for name in names)]
 

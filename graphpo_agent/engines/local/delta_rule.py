@@ -36,21 +36,22 @@ def gated_delta_rule(
         key: [B, H, L, K].
         value: [B, H, L, V].
         log_decay: [B, H, L] g, at most 0.
-        beta: [B, H, L] in [0, 1], or None; a token with a beta (or a value) and a log decay of 0
+        beta: [B, H, L] in [0, 1], or None. A token with a key (or a beta) and a log decay of 0
             changes nothing.
         state: [B, H, K, V] before the first token.
 
     Returns:
         [B, H, L, V] and [B, H, K, V].
     """
+    beta = None if beta is None else beta[..., None]
     if query.shape[2] == 1:
-        beta = None if beta is None else beta[..., None]
         return _token(query, key, value, log_decay[..., None], beta, state)
     outputs: list[Tensor] = []
     for start in range(0, query.shape[2], _CHUNK):
         own = slice(start, start + _CHUNK)
         q, k, v, g = (x[:, :, own] for x in (query, key, value, log_decay))
-        out, state = _chunk(q, k, v, g, None if beta is None else beta[:, :, own, None], state)
+        b = None if beta is None else beta[:, :, own]
+        out, state = _chunk(q, k, v, g, b, state)
         outputs.append(out)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
 

@@ -26,7 +26,7 @@ __all__ = ["FlatRecurrence", "recurrence_of"]
 
 @dataclass(frozen=True, slots=True)
 class FlatRecurrence:
-    """A row's ``recurrent.Recurrence``.
+    """A row's ``recurrence.Recurrence``.
 
     Example: a prompt at 0 and 1, and behind it the edges at 2 to 3 and at 4: the first level is the
     run 0, the second one group of two runs, which both begin with the state behind run 0.
@@ -45,14 +45,14 @@ class FlatRecurrence:
     order: Tensor
 
     def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        """[N, C]; see ``recurrent.Recurrence``."""
+        """[N, C]; see ``recurrence.Recurrence``."""
         nothing = inputs.new_zeros(1, inputs.shape[1])
         return convolved(torch.cat([inputs, nothing]), self.taps, weight)
 
     def recall(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None
     ) -> Tensor:
-        """[N, H, V]; see ``recurrent.Recurrence``."""
+        """[N, H, V]; see ``recurrence.Recurrence``."""
         states = value.new_zeros(1, *query.shape[1:], value.shape[2])
         outputs: list[Tensor] = []
         for level in self.levels:

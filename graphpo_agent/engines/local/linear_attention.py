@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from graphpo_agent.engines.local import delta_nets, mamba
 from graphpo_agent.engines.local.layer_kinds import layer_kinds
-from graphpo_agent.engines.local.recurrent import RecurrentSizes
+from graphpo_agent.engines.local.recurrence import RecurrentSizes
 
 __all__ = ["conv_width", "over_recurrence", "state_bytes"]
 
@@ -46,7 +46,8 @@ def over_recurrence(model: PreTrainedModel) -> Iterator[None]:
 
     It reaches them as the keyword argument ``recurrence`` of the model's call.
     """
-    kinds = (delta_nets, mamba)
+    config = model.config.get_text_config()
+    kinds = [kind for kind in (delta_nets, mamba) if kind.sizes(config) is not None]
     own = [(layer, kind.over_row) for kind in kinds for layer in kind.layers(model)]
     for layer, over_row in own:
         layer.forward = partial(over_row, layer)

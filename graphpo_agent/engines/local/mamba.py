@@ -22,15 +22,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from graphpo_agent.engines.local.handed_on import handed_on
-from graphpo_agent.engines.local.recurrent import Recurrence, RecurrentSizes
+from graphpo_agent.engines.local.recurrence import Recurrence, RecurrentSizes
 
 __all__ = ["layers", "over_row", "sizes", "unadapted"]
 
 
 def layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's Mamba-2 layers in their order, or the blocks that hand nothing on to them."""
-    if sizes(model.config.get_text_config()) is None:
-        return []
+    """The Mamba-2 layers of a model that has some, or the blocks that hand nothing on to them."""
     blocks = [module for module in model.modules() if _is_mixer(getattr(module, "mixer", None))]
     return blocks or [module for module in model.modules() if _is_mixer(module)]
 

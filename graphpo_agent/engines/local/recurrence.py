@@ -1,11 +1,12 @@
-"""Runs of tokens behind the states that they start from: what a ``Recurrence`` is made of.
+"""What layers that read from states know of what comes before: runs of tokens behind states.
 
-Shapes: N tokens of a row, C channels and W tokens of a convolution, E runs of a group, L tokens of
-the longest, H heads, K key dimension, V value dimension.
+Shapes: N tokens of a row, C channels of a convolution, W tokens that it spans, E runs of a group,
+L tokens of the longest, H value heads, K key dimension, V value dimension.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,10 +16,66 @@ from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.delta_rule import gated_delta_rule
 from graphpo_agent.graph.arrays import IntArray
 
-__all__ = ["RunGroup", "convolved", "row_order", "run_groups"]
+__all__ = [
+    "Recurrence",
+    "RecurrentSizes",
+    "RunGroup",
+    "convolved",
+    "row_order",
+    "run_groups",
+]
 
 _SHORT = 16
 """Runs of up to so many tokens are computed together however short they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSizes:
+    """Of a model's layers that read from states; all are alike.
+
+    Attributes:
+        width: W.
+        channels: C.
+        heads: H.
+        key_dim: K.
+        value_dim: V.
+    """
+
+    width: int
+    channels: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+class Recurrence(Protocol):
+    """Knows what comes before the tokens of a pass in every such layer; layers come in turn."""
+
+    def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Each token's inputs and those of the W - 1 before it on its path, weighted and added.
+
+        Args:
+            inputs: [N, C].
+            weight: [C, W], the token's own last.
+
+        Returns:
+            [N, C].
+        """
+        ...
+
+    def recall(
+        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None
+    ) -> Tensor:
+        """[N, H, V] what the tokens read from the states that their paths have written.
+
+        Args:
+            query: [N, H, K].
+            key: [N, H, K].
+            value: [N, H, V].
+            log_decay: [N, H].
+            beta: [N, H]; None: what a state holds for a key stays beside what is written.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +109,7 @@ class RunGroup:
         """What the runs' tokens read, and the states behind them.
 
         Args:
-            query: [N, H, K] of the row, as ``recurrent.Recurrence`` has all of these.
+            query: [N, H, K] of the row, as ``Recurrence`` has all of these.
             key: [N, H, K].
             value: [N, H, V].
             log_decay: [N, H].
@@ -64,11 +121,9 @@ class RunGroup:
         """
         own = self.own[:, None]
         query, key, value, log_decay = map(self._of_runs, (query, key, value, log_decay))
-        if beta is None:
-            value = value * own[..., None]
-        else:
-            beta = self._of_runs(beta) * own
-        out, after = gated_delta_rule(query, key, value, log_decay * own, beta, states)
+        beta = None if beta is None else self._of_runs(beta)
+        key, log_decay = key * own[..., None], log_decay * own
+        out, after = gated_delta_rule(query, key, value, log_decay, beta, states)
         return out.transpose(1, 2).flatten(0, 1), after
 
     def _of_runs(self, of_row: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from graphpo_agent.engines.local.options import OptimizerOptions, UpdateOptions
 from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.rows import moving_rows, weighted_rows
 from tests.engines.graphs import partly_idle, random_sample, with_rollout_logprobs
-from tests.engines.test_gradient import engine_gradients, gradients, norm_in_full_precision
+from tests.engines.norms import norm_in_full_precision
+from tests.engines.test_gradient import engine_gradients, gradients
 from tests.engines.test_rows import with_a_silent_row, with_rows
 
 pytestmark = pytest.mark.verl
