@@ -26,7 +26,7 @@ from graphpo_agent.engines.verl.settings import (
     verl_engine,
     verl_settings,
 )
-from graphpo_agent.engines.vllm_start import check_cpu_precision, model_arguments
+from graphpo_agent.engines.vllm_start import check_cpu_kernels, model_arguments
 from graphpo_agent.errors import ConfigError, ModelError, RunError, first_line
 from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.report.console import RunConsole
@@ -119,7 +119,7 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
     _check_weights(config.model.path)
     if _device(config) == "cpu":
         path = config.model.path
-        check_cpu_precision(path, model_config(path), config.model.vllm_dtype)
+        check_cpu_kernels(path, model_config(path), config.model.vllm_dtype)
     if config.model.lora is not None:
         model_in_outline(config.model)  # the adapters fit
     tasks = usable_tasks(config, build_expander(config.mode))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VllmOptions",
-    "check_cpu_precision",
+    "check_cpu_kernels",
     "model_arguments",
     "require_vllm",
     "start_vllm",
@@ -117,8 +117,13 @@ def model_arguments(model_name: str, on_cpu: bool) -> dict[str, Any]:
     return arguments
 
 
-def check_cpu_precision(model_name: str, config: PretrainedConfig, dtype: str) -> None:
-    """Raise ConfigError where vLLM on a CPU cannot compute a model in a precision."""
+def check_cpu_kernels(model_name: str, config: PretrainedConfig, dtype: str) -> None:
+    """Raise ConfigError where vLLM on a CPU cannot compute a model, in this precision or in any."""
+    if config.model_type == "olmo_hybrid":
+        raise ConfigError(
+            f"vllm cannot run {model_name}: it computes the gated delta nets of Olmo Hybrid on a "
+            "GPU only; use engine.kind=local"
+        )
     if delta_nets.sizes(config) is not None and dtype != "bfloat16":
         raise ConfigError(
             f"vllm cannot run {model_name} in {dtype}: on a CPU it computes gated delta nets in "
@@ -156,7 +161,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
         arguments["max_num_batched_tokens"] = options.max_sequences
     if current_platform.is_cpu():
         _check_head_size(model_name, config)
-        check_cpu_precision(model_name, config, options.dtype)
+        check_cpu_kernels(model_name, config, options.dtype)
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
         arguments["enforce_eager"] = True
     else:

@@ -6,11 +6,13 @@ from typing import Any, cast
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.models.lfm2.modeling_lfm2 import Lfm2RMSNorm
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from tests.engines.delta_nets import use_slow_delta_nets
 from tests.engines.mamba import use_slow_mamba
-from tests.engines.tiny import DELTA_NETS, MAMBA, save_tokenizer, tiny_model
+from tests.engines.norms import norm_in_full_precision
+from tests.engines.tiny import CONVOLUTIONS, DELTA_NETS, MAMBA, save_tokenizer, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +50,8 @@ def make_model(
             use_slow_delta_nets(monkeypatch)
         if family in MAMBA:
             use_slow_mamba(monkeypatch)
+        if family in CONVOLUTIONS:
+            monkeypatch.setattr(Lfm2RMSNorm, "forward", norm_in_full_precision)
         return cast(Any, tiny_model(family, tokenizer.vocab_size, limit, spread)).to(device)
 
     return make

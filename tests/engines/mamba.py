@@ -10,6 +10,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     GraniteMoeHybridRMSNorm,
     GraniteMoeHybridRMSNormGated,
 )
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.nemotron_h.modeling_nemotron_h import (
     NemotronHForCausalLM,
     NemotronHMamba2Mixer,
@@ -28,7 +29,8 @@ def use_slow_mamba(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(layer, "forward", _slow_layer)
     for norm in (GraniteMoeHybridRMSNorm, NemotronHRMSNorm):
         monkeypatch.setattr(norm, "forward", norm_in_full_precision)
-    for norm in (GraniteMoeHybridRMSNormGated, Zamba2RMSNormGated):
+    of_nemotron = getattr(modeling_nemotron_h, "NemotronHRMSNormGated", Zamba2RMSNormGated)
+    for norm in (GraniteMoeHybridRMSNormGated, of_nemotron):
         monkeypatch.setattr(norm, "forward", _gated_norm)
 
 

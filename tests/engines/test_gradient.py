@@ -31,7 +31,7 @@ from tests.engines.norms import (
     gemma_norm_in_full_precision,
     norm_in_full_precision,
 )
-from tests.engines.tiny import BOUNDED, DELTA_NETS, MAMBA, OWN, WINDOWED
+from tests.engines.tiny import BOUNDED, LINEAR, OWN, WINDOWED
 
 
 def per_edge_loss(model, samples, objective, aggregation, temperature=1.0, reference=None):
@@ -166,7 +166,7 @@ def test_gradient_of_families_with_layers_of_their_own(
 
 
 @pytest.mark.parametrize(("longest", "max_tokens"), [(8, 120), (8, 40), (90, 2000), (90, 250)])
-@pytest.mark.parametrize("family", [*DELTA_NETS, *MAMBA])
+@pytest.mark.parametrize("family", LINEAR)
 def test_gradient_through_the_states_of_linear_attention_layers(
     make_model, tokenizer, family, longest, max_tokens
 ):

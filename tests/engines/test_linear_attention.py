@@ -33,7 +33,7 @@ from tests.engines.sampling import (
     forward_passes,
     requests_for,
 )
-from tests.engines.tiny import DELTA_NETS, MAMBA, tiny_model, with_vision
+from tests.engines.tiny import LINEAR, tiny_model, with_vision
 from tests.runs import rows, weights
 from tests.worlds import run_arguments
 
@@ -80,7 +80,7 @@ def test_tokens_without_beta_and_decay_change_no_state():
         torch.testing.assert_close(behind, expected, rtol=0, atol=1e-14)
 
 
-@pytest.fixture(params=[*DELTA_NETS, *MAMBA])
+@pytest.fixture(params=LINEAR)
 def stock(request: pytest.FixtureRequest, tokenizer, device):
     """A model whose layers are transformers' own, which cast to float32."""
     return tiny_model(request.param, tokenizer.vocab_size).float().to(device)
@@ -139,7 +139,7 @@ def test_what_computed_prompts_begin_with_is_computed_once_more_and_then_shared(
 
 
 def test_a_state_takes_as_much_memory_as_is_told(make_model, tokenizer):
-    precise = [(family, torch.float32) for family in ("qwen3_5", *MAMBA)]
+    precise = [(family, torch.float32) for family in LINEAR]
     for family, dtype in (*precise, ("qwen3_next", torch.bfloat16)):
         model = make_model(family).to(dtype)
         shape = state_shape(model)

@@ -18,7 +18,7 @@ from graphpo_agent.errors import ConfigError, RunError
 from tests.engines.graphs import random_sample, with_rollout_logprobs
 from tests.engines.norms import norm_in_full_precision
 from tests.engines.test_gradient import per_edge_loss
-from tests.engines.tiny import SIZES
+from tests.engines.tiny import LINEAR, SIZES
 
 OPTIONS = LoraOptions(rank=3, alpha=6.0)
 UPDATING = UpdateOptions(
@@ -62,7 +62,7 @@ def test_new_adapters_change_nothing_and_are_all_that_is_trained(make_model, fam
 
 
 @pytest.mark.parametrize(
-    ("family", "rounding"), [("qwen2", 1e-12), ("qwen3_5", 1e-11), ("nemotron_h", 1e-11)]
+    ("family", "rounding"), [("qwen2", 1e-12), *((family, 1e-11) for family in LINEAR)]
 )
 @pytest.mark.parametrize("compute", [ComputeOptions(), ComputeOptions(checkpoint_layers=True)])
 def test_gradient_and_reference_equal_one_row_per_edge(

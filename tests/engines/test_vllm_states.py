@@ -2,10 +2,18 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import GraniteMoeHybridConfig, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import (
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    OlmoHybridConfig,
+    PretrainedConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
@@ -63,26 +71,67 @@ def test_a_run_trains_on_what_vllm_draws(reach: Path, policy: Path, tmp_path: Pa
     assert max(found) < 0.05
 
 
+def test_what_it_computes_on_a_gpu_only_is_one_line(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = HfTokenizer.load(str(tmp_path))
+    OlmoHybridConfig(vocab_size=tokenizer.vocab_size, **SIZES).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"on a GPU only; use engine\.kind=local"):
+        VllmPolicy(str(tmp_path), tokenizer, VllmOptions(dtype="bfloat16"))
+
+
 def test_a_precision_that_it_does_not_know_is_one_line(policy: Path) -> None:
     tokenizer = HfTokenizer.load(str(policy))
     with pytest.raises(ConfigError, match=r"in bfloat16 only; set model\.autocast=true"):
         VllmPolicy(str(policy), tokenizer, VllmOptions())
 
 
-def test_mamba_layers_learn_and_sample(tmp_path: Path) -> None:
+GRANITE: dict[str, Any] = {
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 64,
+}
+LFM_2: dict[str, Any] = {
+    "layer_types": ["conv", "full_attention"],
+    "block_auto_adjust_ff_dim": False,
+    "block_dim": 64,
+    "conv_dim": 64,
+}
+
+
+@pytest.fixture
+def rotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's kernel for a CPU takes LFM2's queries, whose heads stand apart, for more tokens."""
+    # Imported here: the module is loaded where vLLM is installed.
+    from vllm import _custom_ops
+
+    rotate = _custom_ops.rotary_embedding
+
+    def together(positions, query, key, *others):
+        rotate(positions, *(x.view(len(positions), -1) for x in (query, key)), *others)
+
+    monkeypatch.setattr(_custom_ops, "rotary_embedding", together)
+
+
+def test_queries_that_vllm_rotates_otherwise_are_noticed(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = HfTokenizer.load(str(tmp_path))
+    learner = saved(tmp_path, Lfm2Config(vocab_size=tokenizer.vocab_size, **SIZES, **LFM_2))
+    policy = VllmPolicy(str(tmp_path), tokenizer, OPTIONS)
+    with pytest.raises(ConfigError, match=r"other log-probabilities .* use engine\.kind=local"):
+        VllmEngine(learner, policy)
+
+
+@pytest.mark.usefixtures("rotations")
+@pytest.mark.parametrize(("kind", "own"), [(GraniteMoeHybridConfig, GRANITE), (Lfm2Config, LFM_2)])
+def test_mamba_and_convolutions_learn_and_sample(
+    tmp_path: Path, kind: type[PretrainedConfig], own: dict[str, Any]
+) -> None:
     """In float32, behind a prompt that is computed and behind one that is known."""
     save_tokenizer(tmp_path)
     tokenizer = HfTokenizer.load(str(tmp_path))
-    config = GraniteMoeHybridConfig(
-        vocab_size=tokenizer.vocab_size,
-        layer_types=["mamba", "attention"],
-        mamba_n_heads=8,
-        mamba_d_state=16,
-        num_local_experts=0,
-        shared_intermediate_size=64,
-        **SIZES,
-    )
-    learner = saved(tmp_path, config)
+    learner = saved(tmp_path, kind(vocab_size=tokenizer.vocab_size, **SIZES, **own))
     engine = VllmEngine(learner, VllmPolicy(str(tmp_path), tokenizer, OPTIONS))
     engine.imitate([LESSON])
     for prompt in (PROMPT, list(range(3, 110)), list(range(3, 110))):

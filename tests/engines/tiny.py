@@ -21,12 +21,16 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -54,8 +58,8 @@ CORPUS = [
     "1 + 1 = 2 ; 2 * 3 = 6 ; 12 - 4 = 8 .\nwhat is the answer to the question",
 ]
 
-DELTA_NETS = ("qwen3_5", "qwen3_next")
-"""Families with linear attention layers."""
+DELTA_NETS = ("qwen3_5", "qwen3_next", "olmo_hybrid")
+"""Families with gated delta nets; the third's overwrite more than they hold, as beta is up to 2."""
 _DELTA_NETS = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "num_hidden_layers": 3,
@@ -88,6 +92,11 @@ _MAMBA: dict[str, dict[str, Any]] = {
         "time_step_min": 1e-9,  # the plain way to compute it lets no step be shorter
     },
 }
+
+CONVOLUTIONS = ("lfm2",)
+"""Families with short convolutions."""
+LINEAR = (*DELTA_NETS, *MAMBA, *CONVOLUTIONS)
+"""Families with layers that have neither keys nor values."""
 
 SIZES = {
     "hidden_size": 32,
@@ -133,6 +142,7 @@ _GEMMA_2 = {
 }
 OWN = {"deepseek_v3": _LATENT, "granite": {"logits_scaling": 4.0}}
 """Families without windows that have something of their own."""
+_LFM_2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
 
 
 def long_rope(original: int) -> dict[str, Any]:
@@ -184,6 +194,8 @@ def tiny_model(
         "granite": (GraniteConfig, GraniteForCausalLM),
         "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
         "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
+        "lfm2": (Lfm2Config, Lfm2ForCausalLM),
+        "olmo_hybrid": (OlmoHybridConfig, OlmoHybridForCausalLM),
         "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
         "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     }[family]
@@ -194,6 +206,10 @@ def tiny_model(
         own |= {"mlp_only_layers": [0, 1, 2]}  # no experts
     if family in (*WINDOWED, *BOUNDED):
         own |= {"sliding_window": WINDOW}
+    if family == "olmo_hybrid":
+        own |= {"pad_token_id": None, "eos_token_id": None}  # as it is, beyond the vocabulary
+    if family == "lfm2":
+        own |= _LFM_2
     if family in ("gemma3", "gpt_oss"):
         own |= {"layer_types": ["sliding_attention", "full_attention"]}
     if family == "gemma2":

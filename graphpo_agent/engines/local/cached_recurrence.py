@@ -116,10 +116,11 @@ class CachedRecurrence:
         slots, last = np.unique(all_writes[::-1], return_index=True)
         self._ends, self._kept = to_device(slots, device), to_device(kept[::-1][last], device)
         self._taps = to_device(taps, device)
-        self._layer = 0
+        self._layer = -1
 
     def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """[N, C]; see ``recurrence.Recurrence``."""
+        self._layer += 1
         held = self._pool.inputs(self._layer)
         before = held.index_select(0, self._begins).flatten(0, 1)
         known = torch.cat([inputs, before])
@@ -131,7 +132,6 @@ class CachedRecurrence:
     ) -> Tensor:
         """[N, H, V]; see ``recurrence.Recurrence``."""
         memories = self._pool.memories(self._layer)
-        self._layer += 1
         outputs: list[Tensor] = []
         for group, reads, writes in self._groups:
             before = memories.index_select(0, reads)

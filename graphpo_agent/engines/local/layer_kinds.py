@@ -4,7 +4,11 @@ from transformers import PretrainedConfig
 
 __all__ = ["layer_kinds"]
 
-_OTHER_WORDS = {"attention": "full_attention", "mamba": "linear_attention"}
+_OTHER_WORDS = {
+    "attention": "full_attention",
+    "mamba": "linear_attention",
+    "conv": "linear_attention",
+}
 _ONE_OF_TWO = ("mlp", "moe")
 """Nemotron-H counts what follows an attention layer as a layer of its own."""
 

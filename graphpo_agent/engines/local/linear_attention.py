@@ -1,24 +1,29 @@
-"""Layers without keys and values over a flat row: gated delta nets and Mamba-2.
+"""Layers without keys and values over a flat row: delta nets, Mamba-2, short convolutions.
 
-Such a layer mixes a token with the few before it in a short convolution, and reads from a state
+Such a layer mixes a token with the few before it in a short convolution, and most read from a state
 that its path has written (``delta_rule.py``). Neither goes through transformers' attention
 interface, and the functions behind it differ from version to version; so the layers' arithmetic is
-ours (``delta_nets.py``, ``mamba.py``), on their own weights, which keep their names. What comes
-before a token on its path is the ``Recurrence``'s affair.
+ours (``delta_nets.py``, ``mamba.py``, ``short_convolutions.py``), on their own weights, which keep
+their names. What comes before a token on its path is the ``Recurrence``'s affair.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from graphpo_agent.engines.local import delta_nets, mamba
+from graphpo_agent.engines.local import delta_nets, mamba, short_convolutions
+from graphpo_agent.engines.local.handed_on import handed_on
 from graphpo_agent.engines.local.layer_kinds import layer_kinds
-from graphpo_agent.engines.local.recurrence import RecurrentSizes
+from graphpo_agent.engines.local.recurrence import Recurrence, RecurrentSizes
 
 __all__ = ["conv_width", "over_recurrence", "state_bytes"]
+
+_KINDS = (delta_nets, mamba, short_convolutions)
 
 
 def conv_width(config: PretrainedConfig) -> int:
@@ -44,19 +49,42 @@ def state_bytes(config: PretrainedConfig, itemsize: int) -> int:
 def over_recurrence(model: PreTrainedModel) -> Iterator[None]:
     """Inside the ``with`` block linear layers compute a flat row behind its ``Recurrence``.
 
-    It reaches them as the keyword argument ``recurrence`` of the model's call.
+    It reaches them as the keyword argument ``recurrence`` of the model's call, which not every
+    family's blocks hand on; so it is taken from the block's call.
     """
     config = model.config.get_text_config()
-    kinds = [kind for kind in (delta_nets, mamba) if kind.sizes(config) is not None]
-    own = [(layer, kind.over_row) for kind in kinds for layer in kind.layers(model)]
-    for layer, over_row in own:
-        layer.forward = partial(over_row, layer)
+    kinds = [kind for kind in _KINDS if kind.sizes(config) is not None]
+    own = [(*pair, kind) for kind in kinds for pair in _mixers(model, kind.is_mixer)]
+    for block, mixer, kind in own:
+        block.forward = partial(_handing_on, block, mixer, kind.over_row)
     try:
         yield
     finally:
-        for layer, _ in own:
-            del layer.forward
+        for block, mixer, _ in own:
+            del block.forward
+            vars(mixer).pop("forward", None)
+
+
+def _mixers(model: nn.Module, is_mixer: Callable[[nn.Module], bool]) -> list[tuple[Any, nn.Module]]:
+    """The layers of one kind, each behind the block that calls it."""
+    return [
+        (block, part) for block in model.modules() for part in block.children() if is_mixer(part)
+    ]
+
+
+@torch.compiler.disable(recursive=False)
+def _handing_on(
+    block: Any,
+    mixer: Any,
+    over_row: Callable[..., Tensor],
+    *given: Any,
+    recurrence: Recurrence | None = None,
+    **named: Any,
+) -> Any:
+    mixer.forward = partial(over_row, mixer, handed_on(recurrence))
+    return type(block).forward(block, *given, **named)
 
 
 def _sizes(config: PretrainedConfig) -> RecurrentSizes | None:
-    return delta_nets.sizes(config) or mamba.sizes(config)
+    found = (kind.sizes(config) for kind in _KINDS)
+    return next((sizes for sizes in found if sizes is not None), None)

@@ -18,19 +18,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-from graphpo_agent.engines.local.handed_on import handed_on
 from graphpo_agent.engines.local.recurrence import Recurrence, RecurrentSizes
 
-__all__ = ["layers", "over_row", "sizes", "unadapted"]
+__all__ = ["is_mixer", "over_row", "sizes", "unadapted"]
 
 
-def layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The Mamba-2 layers of a model that has some, or the blocks that hand nothing on to them."""
-    blocks = [module for module in model.modules() if _is_mixer(getattr(module, "mixer", None))]
-    return blocks or [module for module in model.modules() if _is_mixer(module)]
+def is_mixer(module: nn.Module) -> bool:
+    """Whether a part of such a model is a Mamba-2 layer."""
+    return hasattr(module, "A_log")
 
 
 def sizes(config: PretrainedConfig) -> RecurrentSizes | None:
@@ -53,18 +51,8 @@ def unadapted(config: PretrainedConfig) -> list[str]:
 
 
 @torch.compiler.disable
-def over_row(
-    layer: Any, hidden_states: Tensor, recurrence: Recurrence | None = None, **_: Any
-) -> Tensor:
+def over_row(layer: Any, before: Recurrence, hidden_states: Tensor, **_: Any) -> Tensor:
     """[1, N, d] of [1, N, d]."""
-    before = handed_on(recurrence)
-    if _is_mixer(layer):
-        return _mixed(layer, hidden_states, before)
-    normed = layer.norm(hidden_states.to(layer.norm.weight.dtype))
-    return hidden_states + _mixed(layer.mixer, normed, before)
-
-
-def _mixed(layer: Any, hidden_states: Tensor, before: Recurrence) -> Tensor:
     widths = [layer.intermediate_size, layer.conv_dim, layer.num_heads]
     gate, mixed, step = layer.in_proj(hidden_states)[0].split(widths, dim=1)
     mixed = before.convolve(mixed, layer.conv1d.weight[:, 0])
@@ -83,10 +71,6 @@ def _mixed(layer: Any, hidden_states: Tensor, before: Recurrence) -> Tensor:
         read = (read + layer.D.to(precise)[:, None] * value).flatten(1)
     normed = layer.norm(read[None], gate[None]).to(mixed.dtype)
     return layer.out_proj(normed)
-
-
-def _is_mixer(module: object) -> bool:
-    return hasattr(module, "A_log")
 
 
 def _of_heads(vectors: Tensor, layer: Any) -> Tensor:

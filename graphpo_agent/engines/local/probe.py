@@ -8,7 +8,6 @@ from graphpo_agent.engines.local.attention import attention
 from graphpo_agent.engines.local.cache import KVShape
 from graphpo_agent.engines.local.kv_layers import KVLayer
 from graphpo_agent.engines.local.language_model import language_model
-from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.scoring import Scoring
 from graphpo_agent.engines.local.state_pool import StateShape
@@ -31,7 +30,7 @@ def state_shape(model: PreTrainedModel) -> StateShape | None:
     Raises:
         ModelError: the model cannot be computed in the precision of its weights.
     """
-    return _seen(model)[1].shape if conv_width(model.config.get_text_config()) else None
+    return _seen(model)[1].shape()
 
 
 @torch.inference_mode()
@@ -76,24 +75,30 @@ class _States:
     """Sees what linear layers keep of a path; those of one model are alike."""
 
     def __init__(self) -> None:
-        self.shape: StateShape | None = None
         self._inputs = torch.empty(0)
         self._width = self._layers = 0
+        self._memory, self._memory_dtype = (0, 0, 0), torch.float32
 
     def convolve(self, inputs: Tensor, weight: Tensor) -> Tensor:
         self._inputs, self._width = inputs, weight.shape[1]
+        self._layers += 1
         return inputs
 
     def recall(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None
     ) -> Tensor:
-        self._layers += 1
-        self.shape = StateShape(
+        self._memory = key.shape[1], key.shape[2], value.shape[2]
+        self._memory_dtype = value.dtype
+        return value
+
+    def shape(self) -> StateShape | None:
+        if not self._layers:
+            return None
+        return StateShape(
             self._layers,
             (self._width - 1, self._inputs.shape[1]),
             self._inputs.dtype,
-            (key.shape[1], key.shape[2], value.shape[2]),
-            value.dtype,
-            value.device,
+            self._memory,
+            self._memory_dtype,
+            self._inputs.device,
         )
-        return value

@@ -90,8 +90,9 @@ def position_limit(config: PretrainedConfig) -> int | None:
     context: that is its limit. None: there is none.
 
     Raises:
-        ModelError: the config has layers that are neither attention nor gated delta nets nor
-            Mamba-2, or that pick some of the earlier tokens (``index_topk``, as GLM-5).
+        ModelError: the config has layers that are neither attention nor of a kind that
+            ``linear_attention.py`` computes, or that pick some of the earlier tokens
+            (``index_topk``, as GLM-5).
     """
     values = config.to_dict()
     kinds = set(layer_kinds(config)) - {"full_attention", "sliding_attention"}
@@ -102,7 +103,8 @@ def position_limit(config: PretrainedConfig) -> int | None:
     if kinds:
         raise ModelError(
             f"model {config.name_or_path}: layers of kind {', '.join(sorted(kinds))} are not "
-            "supported; use a model with attention, gated delta nets or Mamba-2 in every layer"
+            "supported; use a model whose layers are attention, gated delta nets, Mamba-2 or short "
+            "convolutions"
         )
     return min(_long_rope_limits(values), default=None)
 

@@ -109,6 +109,8 @@ def before_trained(rows: list[dict[str, list[Any]]]) -> np.ndarray:
         ("gemma3", 1e-5, 2, True),
         ("qwen3_5", 1e-4, 2, True),
         ("qwen3_5 with vision", 1e-4, 2, True),
+        ("granitemoehybrid", 1e-4, 2, True),
+        ("lfm2", 1e-4, 2, True),
     ],
 )
 def test_shared_prefixes_change_neither_scores_nor_gradients(
