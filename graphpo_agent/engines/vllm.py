@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from graphpo_agent.engines.local.adapter_files import under_adapters
 from graphpo_agent.engines.local.attention import eager_attention
+from graphpo_agent.engines.local.checkpoint_weights import weights_as_saved
 from graphpo_agent.engines.local.drawing import StopFinder, check_finite
 from graphpo_agent.engines.local.engine import LocalEngine
-from graphpo_agent.engines.local.lora import has_adapters, merged_weights
+from graphpo_agent.engines.local.lora import has_adapters
 from graphpo_agent.engines.local.model import computable, load_model
 from graphpo_agent.engines.vllm_start import VllmOptions, start_vllm
 from graphpo_agent.errors import ConfigError, first_line
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.logprobs import Logprob
 
-__all__ = ["VllmContext", "VllmEngine", "VllmPolicy", "weights_as_saved"]
+__all__ = ["VllmContext", "VllmEngine", "VllmPolicy"]
 
 _HEAD = "lm_head"
 _COMPARED_TOKENS = 16
@@ -377,14 +376,3 @@ def _renew_head(model: nn.Module, place: str, source: str) -> None:
     head: Any = model.get_submodule(place)
     head.weight.data.copy_(model.get_parameter(source).data)
     head.quant_method.process_weights_after_loading(head)
-
-
-def weights_as_saved(model: PreTrainedModel) -> Iterable[tuple[str, Tensor]]:
-    """The weights of a model with its adapters merged, by name and in shape as in a checkpoint.
-
-    transformers keeps some in another shape, such as all experts of a layer together.
-    """
-    weights = merged_weights(model) if has_adapters(model) else model.state_dict().items()
-    if getattr(model, "_weight_conversions", None) == []:  # as in the checkpoint that was loaded
-        return weights
-    return revert_weight_conversion(model, dict(weights)).items()

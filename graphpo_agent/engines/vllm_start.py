@@ -136,6 +136,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
     from vllm.platforms import current_platform
 
     from graphpo_agent.engines.vllm_drawing import SeededDraw
+    from graphpo_agent.engines.vllm_rotation import rotate_heads_together
 
     config = model_config(model_name)
     for name in stored_config(model_name).architectures or ():
@@ -162,6 +163,7 @@ def _start(model_name: str, options: VllmOptions) -> "LLMEngine":
     if current_platform.is_cpu():
         _check_head_size(model_name, config)
         check_cpu_kernels(model_name, config, options.dtype)
+        rotate_heads_together()
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gib * 2**30)
         arguments["enforce_eager"] = True
     else:

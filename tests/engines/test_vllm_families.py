@@ -1,7 +1,7 @@
 """Families of models through vLLM: what it takes over of their weights, and what it draws."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,10 +12,13 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     GraniteConfig,
+    Lfm2MoeConfig,
     MixtralConfig,
     Olmo2Config,
+    PretrainedConfig,
 )
 
+from graphpo_agent.engines.local.checkpoint_weights import weights_as_saved
 from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.vllm import (
@@ -23,7 +26,6 @@ from graphpo_agent.engines.vllm import (
     VllmPolicy,
     _renew_head,
     _tied_to_head,
-    weights_as_saved,
 )
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.types import SampleRequest, SamplingParams
@@ -68,12 +70,14 @@ def test_a_model_of_which_vllm_has_no_class_of_its_own_learns_and_samples(
         VllmEngine(learner, cast(VllmPolicy, engine.policy))
 
 
+@pytest.mark.parametrize("kind", [MixtralConfig, Lfm2MoeConfig])
 @pytest.mark.parametrize("lora", [False, True])
 def test_experts_are_handed_over_as_a_checkpoint_has_them(
-    lora: bool, tokenizer: HfTokenizer, tmp_path: Path
+    lora: bool, kind: type[PretrainedConfig], tokenizer: HfTokenizer, tmp_path: Path
 ) -> None:
-    config = MixtralConfig(vocab_size=tokenizer.vocab_size, num_local_experts=4, **SIZES)
-    model = saved(tmp_path, config).model
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts": 4, "num_dense_layers": 0}
+    experts |= {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": False}
+    model = saved(tmp_path, kind(vocab_size=tokenizer.vocab_size, **experts, **SIZES)).model
     if lora:
         add_adapters(model, LoraOptions(rank=2, alpha=4.0, target_modules=("q_proj",)))
     handed = dict(weights_as_saved(model))
@@ -140,7 +144,7 @@ def test_weights_that_vllm_does_not_take_over_are_told(
     policy = tmp_path / "policy"
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
     rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": LIMIT // 4}
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
     sizes = SIZES | experts | {"vocab_size": tokenizer.vocab_size, "head_dim": 32}
     saved(policy, GptOssConfig(rope_parameters=rope, **sizes))
     changes = (f"model.path={policy}", "model.autocast=true")

@@ -100,30 +100,6 @@ LFM_2: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def rotations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's kernel for a CPU takes LFM2's queries, whose heads stand apart, for more tokens."""
-    # Imported here: the module is loaded where vLLM is installed.
-    from vllm import _custom_ops
-
-    rotate = _custom_ops.rotary_embedding
-
-    def together(positions, query, key, *others):
-        rotate(positions, *(x.view(len(positions), -1) for x in (query, key)), *others)
-
-    monkeypatch.setattr(_custom_ops, "rotary_embedding", together)
-
-
-def test_queries_that_vllm_rotates_otherwise_are_noticed(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    tokenizer = HfTokenizer.load(str(tmp_path))
-    learner = saved(tmp_path, Lfm2Config(vocab_size=tokenizer.vocab_size, **SIZES, **LFM_2))
-    policy = VllmPolicy(str(tmp_path), tokenizer, OPTIONS)
-    with pytest.raises(ConfigError, match=r"other log-probabilities .* use engine\.kind=local"):
-        VllmEngine(learner, policy)
-
-
-@pytest.mark.usefixtures("rotations")
 @pytest.mark.parametrize(("kind", "own"), [(GraniteMoeHybridConfig, GRANITE), (Lfm2Config, LFM_2)])
 def test_mamba_and_convolutions_learn_and_sample(
     tmp_path: Path, kind: type[PretrainedConfig], own: dict[str, Any]

@@ -1,7 +1,7 @@
 """vLLM's worker in a CPU run: takes new weights over again and again, and prompts in pieces.
 
-vLLM's CPU build packs the weights of linear layers anew for its own kernels and drops those of the
-model, so that no second set of weights can be loaded. Here layers keep theirs.
+vLLM's CPU build packs the weights of linear layers and of experts anew for its own kernels and
+drops those of the model, so that no second set of weights can be loaded. Here layers keep theirs.
 
 Where a pass ends inside a prompt, vLLM sets the random numbers of the request back by what it drew
 for nothing, which those of a CPU cannot be. Here they go on.
@@ -13,7 +13,10 @@ import torch
 from torch import nn
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.layers import utils as layers
+from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from graphpo_agent.engines.vllm_rotation import rotate_heads_together
 
 __all__ = ["CpuWorkerExtension"]
 
@@ -23,6 +26,16 @@ def _unpacked(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = nn.functional.linear
 
 
+def _plain_products(experts: Any, layer: Any) -> tuple[bool, str]:
+    """In place of vLLM's choice of a kernel for experts: none that wants packed weights."""
+    return False, "none"
+
+
+def _unpadded(experts: Any, layer: Any) -> None:
+    """In place of vLLM's: experts keep the size that they have in the model."""
+
+
+_Experts: Any = CPUFusedMOE
 _Runner: Any = GPUModelRunner  # that of a CPU is one, too
 _take_down = _Runner._bookkeeping_sync
 
@@ -42,6 +55,9 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
 
     def __new__(cls, **named: Any) -> "CpuWorkerExtension":  # noqa: D102
         layers.dispatch_cpu_unquantized_gemm = _unpacked
+        _Experts.check_grouped_gemm = _plain_products
+        _Experts._pad_moe_intermediate_for_grouped_gemm = _unpadded
+        rotate_heads_together()
         _Runner._bookkeeping_sync = _taken_down
         return super().__new__(cls, **named)
 

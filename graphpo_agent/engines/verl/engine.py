@@ -22,14 +22,13 @@ from transformers.modeling_outputs import CausalLMOutput
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
-from verl.utils.model import convert_weight_keys
 from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
-from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.engine.utils import postprocess_batch_func
 
 from graphpo_agent.engines.local.arrays import ranges, to_device
+from graphpo_agent.engines.local.checkpoint_weights import weights_as_saved
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.forward import KERNELS, check_head, check_scores
@@ -143,9 +142,7 @@ class SharedPrefixEngine(_Base):
 
     def get_per_tensor_param(self, **named: Any) -> tuple[Any, Any]:
         """The weights that the servers draw with, one by one, adapters added to them."""
-        if not self._is_lora:
-            return super().get_per_tensor_param(**named)
-        return unfuse_moe_params(self._of_checkpoint(), self.module.config.model_type), None
+        return weights_as_saved(self.module, _whole), None
 
     def save_checkpoint(self, local_path: str, *arguments: Any, **named: Any) -> None:
         """As verl does; of a model with adapters also the model that they make."""
@@ -153,7 +150,8 @@ class SharedPrefixEngine(_Base):
         if not self._is_lora:
             return
         first = torch.distributed.get_rank() == 0
-        weights = {name: weight.cpu() for name, weight in self._merged() if first}
+        merged = ((name, _whole(weight)) for name, weight in merged_weights(self.module))
+        weights = {name: weight.cpu() for name, weight in merged if first}
         if first:
             plain = plain_model(self._model_class, self.module, weights)
             plain.save_pretrained(f"{local_path}/huggingface")
@@ -162,18 +160,6 @@ class SharedPrefixEngine(_Base):
     def disable_adapter(self) -> AbstractContextManager[None]:
         """The model without its adapters inside the ``with`` block."""
         return adapters_off(self.module)
-
-    def _of_checkpoint(self) -> Iterator[tuple[str, Tensor]]:
-        """The merged weights under the names that vLLM's loader knows."""
-        for name, weight in self._merged():
-            yield from convert_weight_keys({name: weight}, self.module).items()
-
-    def _merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights with the adapters added; every rank goes through all of them."""
-        device = torch.device(get_device_id())
-        for name, weight in merged_weights(self.module):
-            own = weight.to(device)
-            yield name, own.full_tensor() if isinstance(own, DTensor) else own
 
     def _build_lora_module(self, module: Any) -> Any:
         """Adapters inside the same model, as the local engine has them."""
@@ -241,6 +227,12 @@ class SharedPrefixEngine(_Base):
         )
         flat = of_targets.float().log_softmax(-1).gather(1, targets[:, None])[target_of, 0]
         check_scores(self.module, flat, rows, logits, dtype)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """On this rank's device; every rank asks for it."""
+    own = weight.to(torch.device(get_device_id()))
+    return own.full_tensor() if isinstance(own, DTensor) else own
 
 
 @contextmanager

@@ -2,15 +2,20 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
+from transformers import Lfm2MoeConfig, Lfm2MoeForCausalLM
 
 from graphpo_agent.cli import main
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from tests.engines.vllm_models import SIZES as VLLM_SIZES
 from tests.worlds import ROOT, SIZES, run_arguments, sft_overrides
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -28,6 +33,51 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def trained(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "graphpo_agent.cli", "train", *arguments],
+        cwd=ROOT,
+        env=os.environ
+        | {"RAY_ADDRESS": "127.0.0.1:1"},  # of a cluster that the run does not ask for
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(900)
+def test_experts_and_convolutions_are_drawn_from_as_they_are_trained(
+    world: Path, tmp_path: Path
+) -> None:
+    policy, run = tmp_path / "policy", tmp_path / "run"
+    shutil.copytree(world / "policy", policy)
+    torch.manual_seed(0)
+    config = Lfm2MoeConfig(
+        vocab_size=HfTokenizer.load(str(policy)).vocab_size,
+        layer_types=["conv", "full_attention"],
+        num_dense_layers=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        conv_dim=64,
+        block_dim=64,
+        **VLLM_SIZES,
+    )
+    Lfm2MoeForCausalLM(config).save_pretrained(policy)
+    changes = ("train.steps=2", "train.max_resample=0", "train.eval_tasks=4")
+    done = trained(run_arguments(world, run, ENGINE, *changes, f"model.path={policy}"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        assert row["update/grad_norm"] > 0
+        assert row["verl/training/rollout_probs_diff_max"] < 1e-5
+    saved = run / "checkpoints/global_step_2/actor/huggingface/model.safetensors"
+    before, after = load_file(policy / "model.safetensors"), load_file(saved)
+    assert before.keys() == after.keys()
+    assert any(".experts." in name and (after[name] != before[name]).any() for name in before)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
 def test_two_steps_train_on_what_the_servers_drew(lora: str, world: Path, tmp_path: Path) -> None:
@@ -42,16 +92,7 @@ def test_two_steps_train_on_what_the_servers_drew(lora: str, world: Path, tmp_pa
     )
     arguments += [f"tasks.train={train}", f"model.lora={lora}"]
     arguments.append("reward={class: tests.worlds:CountingReward, name: seen}")
-    done = subprocess.run(
-        [sys.executable, "-m", "graphpo_agent.cli", "train", *arguments],
-        cwd=ROOT,
-        env=os.environ
-        | {"RAY_ADDRESS": "127.0.0.1:1"},  # of a cluster that the run does not ask for
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
+    done = trained(arguments)
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"report: {run}" in done.stdout and "WARNING" not in done.stderr
     assert "1 training tasks are left out, as the first: task 'long'" in done.stdout
