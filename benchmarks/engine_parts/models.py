@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -28,7 +32,7 @@ __all__ = ["SIZES", "Size", "make_model", "questions", "save_model"]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A Qwen2 architecture, or with ``delta_nets`` one of Qwen3.5.
+    """A Qwen2 architecture, or with ``linear`` layers one of another family.
 
     Example: ``Size("0.2M", hidden=64, layers=2, heads=2, vocabulary=1000, intermediate=192)``.
     """
@@ -41,8 +45,8 @@ class Size:
     intermediate: int
     key_heads: int = 0
     """0: as many as query heads."""
-    delta_nets: bool = False
-    """Whether three of four layers are linear attention, as wide as the others."""
+    linear: str = ""
+    """What three of four layers are instead, about as wide: one of ``LINEAR``."""
 
     @property
     def matrices(self) -> int:
@@ -57,8 +61,10 @@ SIZES = {
         Size("0.2M", 64, 2, 2, 1000, 192),
         Size("5M", 256, 4, 4, 8000, 768),
         Size("41M", 1024, 2, 16, 3072, 5408, key_heads=2),
-        Size("0.4M, delta nets", 64, 4, 2, 1000, 192, delta_nets=True),
-        Size("6M, delta nets", 256, 4, 4, 8000, 768, delta_nets=True),
+        Size("0.3M, delta nets", 64, 4, 2, 1000, 192, linear="delta nets"),
+        Size("6M, delta nets", 256, 4, 4, 8000, 768, linear="delta nets"),
+        Size("0.3M, Mamba-2", 64, 4, 2, 1000, 192, linear="Mamba-2"),
+        Size("0.3M, convolutions", 64, 4, 2, 1000, 192, linear="convolutions"),
     )
 }
 """By name, which is about the number of parameters, the tied embeddings included.
@@ -66,6 +72,14 @@ SIZES = {
 The output head takes 38 % of a token's products with weights in the first two, and 8 % in the
 third, two layers in the proportions of Qwen2.5-7B.
 """
+
+
+LINEAR = {
+    "delta nets": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "Mamba-2": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
+    "convolutions": (Lfm2Config, Lfm2ForCausalLM),
+}
+"""The families whose layers these are: Qwen3.5, Granite 4, LFM2."""
 
 
 def make_model(
@@ -79,17 +93,7 @@ def make_model(
         context: the longest prompt and response together.
         device: where it is made.
     """
-    config_class, model_class = Qwen2Config, Qwen2ForCausalLM
-    layers: dict[str, Any] = {}
-    if size.delta_nets:
-        config_class, model_class = Qwen3_5TextConfig, Qwen3_5ForCausalLM
-        layers = {
-            "head_dim": size.hidden // size.heads,
-            "linear_num_key_heads": size.heads,
-            "linear_num_value_heads": size.heads,
-            "linear_key_head_dim": size.hidden // size.heads,
-            "linear_value_head_dim": size.hidden // size.heads,
-        }
+    config_class, model_class = LINEAR.get(size.linear, (Qwen2Config, Qwen2ForCausalLM))
     config = config_class(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
@@ -103,13 +107,42 @@ def make_model(
         eos_token_id=None,
         bos_token_id=None,
         dtype="float32",
-        **layers,
+        **_linear_layers(size),
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device(device):
         torch.manual_seed(0)
         model = model_class(config)
         _rule_out(model, never)
     return model.eval()
+
+
+def _linear_layers(size: Size) -> dict[str, Any]:
+    """What a configuration says of its layers that have no keys and values."""
+    width = size.hidden // size.heads
+    if size.linear == "delta nets":  # which are three of four, if nothing is said
+        return {
+            "head_dim": width,
+            "linear_num_key_heads": size.heads,
+            "linear_num_value_heads": size.heads,
+            "linear_key_head_dim": width,
+            "linear_value_head_dim": width,
+        }
+    if size.linear == "Mamba-2":
+        return {
+            "layer_types": ["mamba", "mamba", "mamba", "attention"],
+            "mamba_n_heads": 2 * size.heads,
+            "mamba_d_head": width,
+            "mamba_d_state": width,
+            "mamba_chunk_size": 32,  # transformers' plain layers hold all products of a chunk
+            "num_local_experts": 0,
+            "shared_intermediate_size": size.intermediate,
+        }
+    if size.linear == "convolutions":
+        return {
+            "layer_types": ["conv", "conv", "conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+        }
+    return {}
 
 
 def _rule_out(model: PreTrainedModel, never: Sequence[int]) -> None:

@@ -199,8 +199,8 @@ def measure(case: Case, repeats: int, directory: Path) -> dict[str, Any]:
         "flat_tokens": trial.length,
         "repeats": repeats,
     }
-    known = not SIZES[case.model].delta_nets  # in 32 bits, on a CPU
-    if find_spec("vllm") is not None and known and not case.merges:
+    linear = SIZES[case.model].linear  # of which vLLM computes some in 16 bits only, on a CPU
+    if find_spec("vllm") is not None and not linear and not case.merges:
         rates |= _vllm(spec, directory)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             arguments = (case, str(model_path), trial.flat, trial.length, repeats)

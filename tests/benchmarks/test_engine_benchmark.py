@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.engine_parts import delta_nets, prompts, rows_attention, sampling, step
+from benchmarks.engine_parts import linear_attention, prompts, rows_attention, sampling, step
 from benchmarks.engine_parts.machine import slope
 from benchmarks.engine_parts.models import SIZES, make_model, questions, save_model
 from benchmarks.engine_parts.profile import category
@@ -85,15 +85,16 @@ def test_gradients_of_all_layouts_agree(layout, every_position):
     torch.testing.assert_close(rows, packed, rtol=1e-4, atol=1e-5 * float(packed.abs().max()))
 
 
-def test_chains_of_a_flat_row_that_share_nothing_train_the_same(monkeypatch):
+@pytest.mark.parametrize("name", linear_attention.SMALL)
+def test_chains_of_a_flat_row_that_share_nothing_train_the_same(monkeypatch, name):
     """In two rows and in one, of linear attention layers."""
-    size = SIZES["0.4M, delta nets"]
+    size = SIZES[name]
     model, samples = make_model(size, context=64), graphs()
     data, rows = token_data(samples), path_rows(samples)
     packed = gradient(model, lambda: packed_pass(model, samples, data))
     for limit in (60, 200):
-        monkeypatch.setattr(delta_nets, "ROW_TOKENS", limit)
-        alone = gradient(model, lambda: delta_nets.paths_pass(model, rows, data))
+        monkeypatch.setattr(linear_attention, "ROW_TOKENS", limit)
+        alone = gradient(model, lambda: linear_attention.paths_pass(model, rows, data))
         close = 1e-5 * float(packed.abs().max())
         torch.testing.assert_close(alone, packed, rtol=1e-4, atol=close)
 

@@ -36,7 +36,7 @@ def gated_delta_rule(
         key: [B, H, L, K].
         value: [B, H, L, V].
         log_decay: [B, H, L] g, at most 0.
-        beta: [B, H, L] in [0, 1], or None. A token with a key (or a beta) and a log decay of 0
+        beta: [B, H, L] in [0, 2], or None. A token with a key (or a beta) and a log decay of 0
             changes nothing.
         state: [B, H, K, V] before the first token.
 

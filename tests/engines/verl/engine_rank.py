@@ -49,8 +49,9 @@ def main(job_path: str, rank: str) -> None:
     }
     for name in ("log_probs", "entropy"):
         found[name] = np.concatenate([one.float().numpy() for one in said[name].unbind()])
-    if rank_of_adapters:
+    if job["shares"]:
         found |= {f"served/{name}": w.numpy() for name, w in engine.get_per_tensor_param()[0]}
+    if rank_of_adapters:
         found |= adapters_of(engine.module)
         engine.save_checkpoint(f"{job_path}.saved")
         with engine.eval_mode(), engine.disable_adapter():

@@ -126,6 +126,8 @@ def test_shared_prefixes_change_neither_scores_nor_gradients(
         for name in ("log_probs", "entropy"):
             np.testing.assert_allclose(own[name][trained], theirs[name][trained], atol=2 * rounding)
             assert not own[name][~trained].any()
+    for name, weight in load_file(tmp_path / "model" / "model.safetensors").items():
+        np.testing.assert_array_equal(ours[0][f"served/{name}"], weight)
     total = [sum(float(one["loss"]) for one in found) for found in (ours, verls)]
     assert total[0] == pytest.approx(total[1], rel=1e-5) and abs(total[1]) > 1e-3
     for own, theirs in zip(ours, verls, strict=True):

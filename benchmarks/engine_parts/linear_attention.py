@@ -29,12 +29,13 @@ from .update import (
 
 __all__ = ["paths_pass", "run"]
 
-MODELS = ("0.4M, delta nets", "6M, delta nets")
+SMALL = ("0.3M, delta nets", "0.3M, Mamba-2", "0.3M, convolutions")
+LARGER = ("6M, delta nets",)
 SEGMENTS = (8, 32, 128)
 ROW_TOKENS = 8192
 """Of a packed row and of a micro-batch of paths."""
-MOST_TOKENS = {MODELS[0]: 80_000, MODELS[1]: 16_000}
-"""A case of more tokens over its paths is left out."""
+MOST_TOKENS = 80_000, 16_000
+"""A case of more tokens over its paths is left out, with a small model and a larger one."""
 
 
 def compare(name: str, schedule: str, segment: int) -> dict[str, Any] | None:
@@ -44,7 +45,7 @@ def compare(name: str, schedule: str, segment: int) -> dict[str, Any] | None:
     samples = random_graphs(SCHEDULES[schedule], segment, PROMPT, 1, size.vocabulary)
     data, rows = token_data(samples), path_rows(samples)
     path_tokens = sum(len(row.source) - 1 for row in rows)
-    if path_tokens > MOST_TOKENS[name]:
+    if path_tokens > MOST_TOKENS[name in LARGER]:
         return None
     calls: dict[str, Callable[[], Any]] = {
         "packed": partial(packed_pass, model, samples, data, ROW_TOKENS),
@@ -110,14 +111,14 @@ def _unshared(rows: Sequence[Row], data: TokenData) -> PackedBatch:
 
 
 def run(quick: bool, out: Path, command: str) -> None:
-    """Measure and write ``engine-delta-nets``."""
+    """Measure and write ``engine-linear-attention``."""
     result: dict[str, Any] = {
         "command": command,
         "machine": machine(),
         "update": [],
         "sampling": [],
     }
-    for name in MODELS[:1] if quick else MODELS:
+    for name in SMALL[:1] if quick else (*SMALL, *LARGER):
         for schedule in SCHEDULES:
             for segment in SEGMENTS[:1] if quick else SEGMENTS:
                 row = compare(name, schedule, segment)
@@ -125,16 +126,16 @@ def run(quick: bool, out: Path, command: str) -> None:
                     print(f"{name} {schedule} {segment}: {row['paths']:.2f} x", flush=True)
                     result["update"].append(row)
     cases = [
-        sampling.Case(MODELS[0], (2, 5, 4, 2, 2), 16, 8, merges=False),
-        sampling.Case(MODELS[0], (6, 2, 1, 1), 24, 16, merges=False),
-        sampling.Case(MODELS[1], (6, 2, 1, 1), 24, 8, merges=False),
+        *(sampling.Case(name, (2, 5, 4, 2, 2), 16, 8, merges=False) for name in SMALL),
+        *(sampling.Case(name, (6, 2, 1, 1), 24, 16, merges=False) for name in SMALL),
+        *(sampling.Case(name, (6, 2, 1, 1), 24, 8, merges=False) for name in LARGER),
     ]
     with tempfile.TemporaryDirectory() as directory:
         for case in cases[:1] if quick else cases:
             row = sampling.measure(case, 1 if quick else 3, Path(directory))
             print(f"{row['model']} {row['schedule']}: {row['of flat']:.0%} of flat", flush=True)
             result["sampling"].append(row)
-    write_result("delta-nets", result, _page(result), out)
+    write_result("linear-attention", result, _page(result), out)
 
 
 def _page(result: dict[str, Any]) -> list[str]:
@@ -165,7 +166,8 @@ def _page(result: dict[str, Any]) -> list[str]:
     }
     return [
         "# Linear attention layers: every shared token once",
-        "Random models of Qwen3.5's layers, three gated delta nets for each layer of attention. "
+        "Random models in which three of four layers are no attention: gated delta nets (those of "
+        "Qwen3.5), Mamba-2 (Granite 4) or short convolutions (LFM2). "
         "**Update**: forward and backward pass of one random graph behind a prompt of "
         f"{PROMPT} tokens, CPU seconds of one thread, medians of three runs in turn. *Packed*: "
         "every token once, states carried from run to run. *Paths*: every root-to-leaf path by the "
