@@ -2,14 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from transformers import BertConfig, BertLMHeadModel
+from transformers import BertConfig, BertLMHeadModel, ElectraConfig, ElectraForCausalLM
 
 from graphpo_agent.build import build_engine, build_policy, build_sft_engine
 from graphpo_agent.build_state import build_state
@@ -137,6 +137,20 @@ def test_a_model_that_looks_ahead_is_not_sampled_either(reach: Path, tmp_path: P
     run = run_arguments(reach, tmp_path, f"model.path={directory}")
     with pytest.raises(ModelError, match="changes its attention or its logits"):
         build_policy(load_config(RunConfig, run[0], run[1:]))
+
+
+@pytest.mark.parametrize("build", [build_policy, build_engine])
+def test_a_model_whose_head_takes_other_numbers_is_one_line(
+    reach: Path, tmp_path: Path, build: Callable[[RunConfig], object]
+) -> None:
+    directory = shutil.copytree(reach / "policy", tmp_path / "electra")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
+    config = ElectraConfig(vocab_size=vocabulary, embedding_size=8, is_decoder=True, **sizes)
+    ElectraForCausalLM(config).save_pretrained(directory)
+    run = run_arguments(reach, tmp_path, f"model.path={directory}", "model.device=cpu")
+    with pytest.raises(ModelError, match=r"cannot be computed: .*; use another model family"):
+        build(load_config(RunConfig, run[0], run[1:]))
 
 
 def test_every_setting_of_a_warm_start_reaches_the_engine(reach: Path) -> None:

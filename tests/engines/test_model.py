@@ -211,12 +211,12 @@ def test_experts_in_a_precision_they_do_not_know_are_one_line(tokenizer, use):
 
 
 def test_what_fails_in_every_precision_or_for_memory_is_not_blamed_on_it(make_model):
-    for error, model in [
-        (RuntimeError("kernel"), make_model().float()),
-        (torch.OutOfMemoryError("full"), make_model()),
-    ]:
-        with pytest.raises(type(error)), computable(model):
+    for error in (RuntimeError("kernel"), TypeError("argument")):
+        with pytest.raises(ModelError) as caught, computable(make_model().float()):
             raise error
+        assert f"cannot be computed: {error}; use another" in str(caught.value)
+    with pytest.raises(torch.OutOfMemoryError, match="full"), computable(make_model()):
+        raise torch.OutOfMemoryError("full")
 
 
 def save_in_mxfp4(place):

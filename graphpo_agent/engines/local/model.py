@@ -284,19 +284,20 @@ def computable(model: PreTrainedModel) -> Iterator[None]:
     """Around a model's first pass: some kernels, of experts for one, know few precisions.
 
     Raises:
-        ModelError: the model cannot be computed in the precision of its weights.
+        ModelError: the model cannot be computed, or not in the precision of its weights.
     """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
-        if model.dtype == torch.float32:  # which every kernel knows: it is something else
-            raise
-        dtype = str(model.dtype).removeprefix("torch.")
+    except (RuntimeError, TypeError) as error:
+        where, mend = "", "use another model family"
+        if model.dtype != torch.float32:  # which every kernel knows
+            dtype = str(model.dtype).removeprefix("torch.")
+            where, mend = f" in {dtype}", "set model.dtype to float32"
         raise ModelError(
-            f"model {model.name_or_path} ({type(model).__name__}) cannot be computed in {dtype}: "
-            f"{first_line(error)}; set model.dtype to float32"
+            f"model {model.name_or_path} ({type(model).__name__}) cannot be computed{where}: "
+            f"{first_line(error)}; {mend}"
         ) from error
 
 
