@@ -46,7 +46,7 @@ class Size:
     key_heads: int = 0
     """0: as many as query heads."""
     linear: str = ""
-    """What three of four layers are instead, about as wide: one of ``LINEAR``."""
+    """What three of four layers are instead, about as wide: see ``_architecture``."""
 
     @property
     def matrices(self) -> int:
@@ -74,14 +74,6 @@ third, two layers in the proportions of Qwen2.5-7B.
 """
 
 
-LINEAR = {
-    "delta nets": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
-    "Mamba-2": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
-    "convolutions": (Lfm2Config, Lfm2ForCausalLM),
-}
-"""The families whose layers these are: Qwen3.5, Granite 4, LFM2."""
-
-
 def make_model(
     size: Size, never: Sequence[int] = (), context: int = 8192, device: str = "cpu"
 ) -> PreTrainedModel:
@@ -93,7 +85,7 @@ def make_model(
         context: the longest prompt and response together.
         device: where it is made.
     """
-    config_class, model_class = LINEAR.get(size.linear, (Qwen2Config, Qwen2ForCausalLM))
+    config_class, model_class, own = _architecture(size)
     config = config_class(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
@@ -107,7 +99,7 @@ def make_model(
         eos_token_id=None,
         bos_token_id=None,
         dtype="float32",
-        **_linear_layers(size),
+        **own,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device(device):
         torch.manual_seed(0)
@@ -116,33 +108,36 @@ def make_model(
     return model.eval()
 
 
-def _linear_layers(size: Size) -> dict[str, Any]:
-    """What a configuration says of its layers that have no keys and values."""
+def _architecture(size: Size) -> tuple[Any, Any, dict[str, Any]]:
+    """Classes of configuration and model, and what the family's configuration says beside others.
+
+    Raises:
+        ValueError: nobody's layers are of that name.
+    """
     width = size.hidden // size.heads
-    if size.linear == "delta nets":  # which are three of four, if nothing is said
-        return {
-            "head_dim": width,
-            "linear_num_key_heads": size.heads,
-            "linear_num_value_heads": size.heads,
-            "linear_key_head_dim": width,
-            "linear_value_head_dim": width,
-        }
-    if size.linear == "Mamba-2":
-        return {
-            "layer_types": ["mamba", "mamba", "mamba", "attention"],
-            "mamba_n_heads": 2 * size.heads,
-            "mamba_d_head": width,
-            "mamba_d_state": width,
-            "mamba_chunk_size": 32,  # transformers' plain layers hold all products of a chunk
-            "num_local_experts": 0,
-            "shared_intermediate_size": size.intermediate,
-        }
-    if size.linear == "convolutions":
-        return {
-            "layer_types": ["conv", "conv", "conv", "full_attention"],
-            "block_auto_adjust_ff_dim": False,
-        }
-    return {}
+    match size.linear:
+        case "":
+            return Qwen2Config, Qwen2ForCausalLM, {}
+        case "delta nets":  # which are three of four, if nothing is said
+            heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), size.heads)
+            widths = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width)
+            return Qwen3_5TextConfig, Qwen3_5ForCausalLM, {"head_dim": width} | heads | widths
+        case "Mamba-2":
+            own = {
+                "layer_types": ["mamba", "mamba", "mamba", "attention"],
+                "mamba_n_heads": 2 * size.heads,
+                "mamba_d_head": width,
+                "mamba_d_state": width,
+                "mamba_chunk_size": 32,  # transformers' plain layers hold all products of a chunk
+                "num_local_experts": 0,
+                "shared_intermediate_size": size.intermediate,
+            }
+            return GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, own
+        case "convolutions":
+            layers = ["conv", "conv", "conv", "full_attention"]
+            own = {"layer_types": layers, "block_auto_adjust_ff_dim": False}
+            return Lfm2Config, Lfm2ForCausalLM, own
+    raise ValueError(f"no layers are called {size.linear!r}")
 
 
 def _rule_out(model: PreTrainedModel, never: Sequence[int]) -> None:

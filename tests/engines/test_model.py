@@ -211,8 +211,10 @@ def test_experts_in_a_precision_they_do_not_know_are_one_line(tokenizer, use):
 
 
 def test_what_fails_in_every_precision_or_for_memory_is_not_blamed_on_it(make_model):
-    for error in (RuntimeError("kernel"), TypeError("argument")):
-        with pytest.raises(ModelError) as caught, computable(make_model().float()):
+    plain, double = make_model().float(), make_model()
+    cases = [(RuntimeError("kernel"), plain), (TypeError("one"), plain), (TypeError("two"), double)]
+    for error, model in cases:
+        with pytest.raises(ModelError) as caught, computable(model):
             raise error
         assert f"cannot be computed: {error}; use another" in str(caught.value)
     with pytest.raises(torch.OutOfMemoryError, match="full"), computable(make_model()):

@@ -144,7 +144,7 @@ def test_weights_that_vllm_does_not_take_over_are_told(
     policy = tmp_path / "policy"
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
     rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": LIMIT // 4}
-    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     sizes = SIZES | experts | {"vocab_size": tokenizer.vocab_size, "head_dim": 32}
     saved(policy, GptOssConfig(rope_parameters=rope, **sizes))
     changes = (f"model.path={policy}", "model.autocast=true")

@@ -72,7 +72,13 @@ _DELTA_NETS = {
 
 MAMBA = ("granitemoehybrid", "nemotron_h")
 """Families with Mamba-2 layers; the second counts what follows a layer as one of its own."""
-_MAMBA: dict[str, dict[str, Any]] = {
+CONVOLUTIONS = ("lfm2",)
+"""Families with short convolutions."""
+LINEAR = (*DELTA_NETS, *MAMBA, *CONVOLUTIONS)
+"""Families with layers that have neither keys nor values."""
+_LINEAR: dict[str, dict[str, Any]] = {
+    "olmo_hybrid": {"pad_token_id": None, "eos_token_id": None},  # beyond the vocabulary, if not
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention", "mamba"],
         "num_hidden_layers": 3,
@@ -92,11 +98,6 @@ _MAMBA: dict[str, dict[str, Any]] = {
         "time_step_min": 1e-9,  # the plain way to compute it lets no step be shorter
     },
 }
-
-CONVOLUTIONS = ("lfm2",)
-"""Families with short convolutions."""
-LINEAR = (*DELTA_NETS, *MAMBA, *CONVOLUTIONS)
-"""Families with layers that have neither keys nor values."""
 
 SIZES = {
     "hidden_size": 32,
@@ -142,7 +143,6 @@ _GEMMA_2 = {
 }
 OWN = {"deepseek_v3": _LATENT, "granite": {"logits_scaling": 4.0}}
 """Families without windows that have something of their own."""
-_LFM_2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
 
 
 def long_rope(original: int) -> dict[str, Any]:
@@ -199,17 +199,13 @@ def tiny_model(
         "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
         "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     }[family]
-    own: dict[str, Any] = OWN.get(family, {}) | _MAMBA.get(family, {})
+    own: dict[str, Any] = OWN.get(family, {}) | _LINEAR.get(family, {})
     if family in DELTA_NETS:
         own |= _DELTA_NETS
     if family == "qwen3_next":
         own |= {"mlp_only_layers": [0, 1, 2]}  # no experts
     if family in (*WINDOWED, *BOUNDED):
         own |= {"sliding_window": WINDOW}
-    if family == "olmo_hybrid":
-        own |= {"pad_token_id": None, "eos_token_id": None}  # as it is, beyond the vocabulary
-    if family == "lfm2":
-        own |= _LFM_2
     if family in ("gemma3", "gpt_oss"):
         own |= {"layer_types": ["sliding_attention", "full_attention"]}
     if family == "gemma2":

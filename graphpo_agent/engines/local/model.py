@@ -292,7 +292,7 @@ def computable(model: PreTrainedModel) -> Iterator[None]:
         raise
     except (RuntimeError, TypeError) as error:
         where, mend = "", "use another model family"
-        if model.dtype != torch.float32:  # which every kernel knows
+        if isinstance(error, RuntimeError) and model.dtype != torch.float32:  # all kernels know it
             dtype = str(model.dtype).removeprefix("torch.")
             where, mend = f" in {dtype}", "set model.dtype to float32"
         raise ModelError(
