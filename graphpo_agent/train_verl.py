@@ -21,6 +21,7 @@ from graphpo_agent.engines.verl.launch import (
     launch,
     validate,
 )
+from graphpo_agent.engines.verl.nodes import named_paths
 from graphpo_agent.engines.verl.settings import (
     check_sharing,
     verl_engine,
@@ -226,6 +227,7 @@ def train_through_verl(
             environment(device, engine.kv_cache_gib, engine.share_prefixes),
             engine.ray_address,
             gpus,
+            [str(run.path.resolve()), *named_paths(config.model_dump(mode="json"))],
             watch,
         )
     finally:

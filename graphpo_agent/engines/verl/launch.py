@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from graphpo_agent.engines.verl.nodes import check_nodes
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 
 __all__ = [
@@ -188,6 +189,7 @@ def launch(
     variables: Mapping[str, str],
     ray_address: str | None,
     gpus: int | None,
+    paths: Sequence[str],
     watch: Callable[[], None],
 ) -> None:
     """Run verl's trainer in Ray until it ends; Ray is left in any case.
@@ -197,6 +199,7 @@ def launch(
         variables: of all processes.
         ray_address: a cluster that runs; None: one of this process's own, which ends with it.
         gpus: how many "GPUs" a cluster of one's own counts; None: those that are there.
+        paths: files and directories that all nodes need.
         watch: called about once a second; what it raises ends the run.
 
     Raises:
@@ -214,6 +217,8 @@ def launch(
     _start_ray(ray_address, gpus, shared | dict(variables))
     try:
         _check_free()
+        if ray_address is not None:
+            check_nodes(paths)
         ended = runner.remote().run.remote(config)
         while True:
             try:
@@ -245,7 +250,14 @@ def _start_ray(address: str | None, gpus: int | None, variables: dict[str, str])
             log_to_driver=bool(os.environ.get("GRAPHPO_RAY_LOG")),
         )
     except (RayError, ConnectionError, ValueError, RuntimeError) as error:
-        raise RunError(f"Ray cannot be started: {_line(error)}") from error
+        raise RunError(f"Ray cannot be started: {_line(error)}{_of_token(address)}") from error
+
+
+def _of_token(address: str | None) -> str:
+    """What may be wrong with a cluster that answers: Ray finds its token by itself for "auto"."""
+    if address in (None, "auto") or "RAY_AUTH_MODE" in os.environ:
+        return ""
+    return "; where the cluster asks for a token, set RAY_AUTH_MODE=token (docs/verl.md)"
 
 
 def _verls_environment(config: Any) -> dict[str, str]:

@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.verl, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a Ray cluster that was started in another directory."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    """The address of a Ray cluster of two nodes that was started in another directory."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
     started = subprocess.Popen(
         [sys.executable, "-m", "tests.engines.verl.ray_cluster"],
         cwd=tmp_path,
@@ -61,9 +62,46 @@ def test_a_cluster_is_entered_where_the_run_is_and_holds_one_at_a_time(
     monkeypatch.chdir(ROOT)
     said, variables = tmp_path / "said", environment("cpu", 1.0, shares_prefixes=False)
     config = {"said": str(said)}
-    launch(config, variables, cluster, None, lambda: None)
+
+    def start(*paths: str) -> None:
+        launch(config, variables, cluster, None, paths, lambda: None)
+
+    with pytest.raises(RunError, match=r"node \S+ of the Ray cluster does not see gone/away: all"):
+        start("README.md", "gone/away")
+    assert not said.exists()
+    start("README.md", str(tmp_path))
     assert said.read_text() == str(ROOT)
     said.unlink()
     with pytest.raises(RunError, match="a run through verl is on this Ray cluster"):
-        launch(config, variables, cluster, None, lambda: None)
+        start()
     assert not said.exists()
+
+
+def test_a_cluster_that_asks_for_a_token_is_one_line(cluster: str) -> None:
+    start = "import sys; from graphpo_agent.engines.verl.launch import _start_ray as start; "
+    tried = subprocess.run(  # Ray remembers for a process what it has read
+        [sys.executable, "-c", start + "start(sys.argv[1], None, {})", cluster],
+        env={name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    *_, last = tried.stderr.splitlines()
+    assert last.startswith("graphpo_agent.errors.RunError: Ray cannot be started: ")
+    assert last.endswith("for a token, set RAY_AUTH_MODE=token (docs/verl.md)")
+
+
+def test_a_node_without_the_package_is_named(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "_task_runner", runner)
+    monkeypatch.setattr(launching, "_verls_environment", lambda config: {})
+    shadow = tmp_path / "shadow/graphpo_agent"
+    shadow.mkdir(parents=True)
+    (shadow / "__init__.py").touch()
+    variables = environment("cpu", 1.0, shares_prefixes=False)
+    variables["PYTHONPATH"] = str(shadow.parent)
+    with pytest.raises(RunError, match=r"node \S+ of the Ray cluster cannot run graphpo_agent"):
+        launch({}, variables, cluster, None, [], lambda: None)

@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen3_5Config
 
 from graphpo_agent.engines.local.model import dropouts, model_config, stored_config
 from graphpo_agent.engines.verl.launch import _reason, check_answers, environment
+from graphpo_agent.engines.verl.nodes import named_paths
 from graphpo_agent.engines.verl.settings import verl_settings
 from graphpo_agent.engines.vllm_start import model_arguments
 from graphpo_agent.errors import ConfigError, ModelError, RunError
@@ -44,6 +45,16 @@ def test_a_cluster_that_nobody_listens_for_is_one_line() -> None:
         assert "\n" not in str(caught.value)
     for ray_s_own in ("auto", f"ray://127.0.0.1:{port}", "local"):
         check_answers(ray_s_own)
+
+
+def test_the_paths_that_a_configuration_names_are_those_that_are_there(tmp_path: Path) -> None:
+    here = str(tmp_path)
+    settings = {
+        "model": {"path": here, "lora": None},
+        "tasks": [f"{here}/away", "http://host/path", "tests.worlds:CountingReward", 3, here],
+        "mode": "tests",
+    }
+    assert named_paths(settings) == [here, here]
 
 
 def test_what_ended_a_process_is_its_own_line_or_the_last_one() -> None:
