@@ -149,6 +149,8 @@ def environment(device: str, kv_cache_gib: float, shares_prefixes: bool) -> dict
             "VERL_USE_EXTERNAL_MODULES": _PLUGIN,
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(kv_cache_gib))),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            # vLLM would put every server on the same cores, and ranks of one on none.
+            "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
         }
     return variables
 

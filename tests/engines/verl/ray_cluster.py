@@ -1,4 +1,4 @@
-"""A Ray cluster that runs already, of two nodes; ``test_launch.py`` starts it as a program.
+"""A Ray cluster that runs already, of two nodes; ``conftest.py`` starts it as a program.
 
     python -m tests.engines.verl.ray_cluster
 
@@ -10,9 +10,9 @@ import sys
 from ray.cluster_utils import Cluster
 
 if __name__ == "__main__":
-    node = {"num_cpus": 2, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    cluster.add_node(num_cpus=2)
+    node = {"num_cpus": 32, "num_gpus": 1}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    cluster.add_node(**node)
     cluster.wait_for_nodes()
     print(cluster.address, flush=True)
     sys.stdin.read()

@@ -20,7 +20,7 @@ from tests.worlds import ROOT, SIZES, run_arguments, sft_overrides
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
-ENGINE = "engine={kind: verl, gpus_per_node: 2, max_context_tokens: 128, grower_processes: 1}"
+ENGINE = "engine={{kind: verl, max_context_tokens: 128, grower_processes: 1, {}}}"
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,9 @@ def trained(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(900)
 def test_experts_and_convolutions_are_drawn_from_as_they_are_trained(
-    world: Path, tmp_path: Path
+    world: Path, cluster: str, tmp_path: Path
 ) -> None:
+    """On two nodes."""
     policy, run = tmp_path / "policy", tmp_path / "run"
     shutil.copytree(world / "policy", policy)
     torch.manual_seed(0)
@@ -66,7 +67,8 @@ def test_experts_and_convolutions_are_drawn_from_as_they_are_trained(
     )
     Lfm2MoeForCausalLM(config).save_pretrained(policy)
     changes = ("train.steps=2", "train.max_resample=0", "train.eval_tasks=4")
-    done = trained(run_arguments(world, run, ENGINE, *changes, f"model.path={policy}"))
+    engine = ENGINE.format(f"nodes: 2, gpus_per_node: 1, ray_address: '{cluster}'")
+    done = trained(run_arguments(world, run, engine, *changes, f"model.path={policy}"))
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in rows[1:]:
@@ -79,16 +81,19 @@ def test_experts_and_convolutions_are_drawn_from_as_they_are_trained(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
-def test_two_steps_train_on_what_the_servers_drew(lora: str, world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lora", "tensor_parallel"), [("null", 1), ("{rank: 4}", 2)])
+def test_two_steps_train_on_what_the_servers_drew(
+    lora: str, tensor_parallel: int, world: Path, tmp_path: Path
+) -> None:
     run, train = tmp_path / "run", tmp_path / "train.jsonl"
     lines = (world / "train.jsonl").read_text().splitlines()[:6]  # all are drawn in two steps
     long = json.loads(lines[0]) | {"id": "long", "question": "a " * 80}
     # Its prompt leaves less room than a whole response takes.
     lines[0] = json.dumps(json.loads(lines[0]) | {"question": "a " * 50})
     train.write_text("\n".join([json.dumps(long), *lines]) + "\n")
+    engine = ENGINE.format(f"gpus_per_node: 2, tensor_parallel: {tensor_parallel}")
     arguments = run_arguments(
-        world, run, ENGINE, "train.steps=2", "train.max_resample=0", "train.eval_tasks=4"
+        world, run, engine, "train.steps=2", "train.max_resample=0", "train.eval_tasks=4"
     )
     arguments += [f"tasks.train={train}", f"model.lora={lora}"]
     arguments.append("reward={class: tests.worlds:CountingReward, name: seen}")
