@@ -14,6 +14,8 @@ from graphpo_agent.engines.verl.nodes import check_nodes
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 
 __all__ = [
+    "SEE_LOG",
+    "cause_of",
     "check_answers",
     "compose",
     "enter_directory",
@@ -23,6 +25,7 @@ __all__ = [
     "validate",
 ]
 
+SEE_LOG = "(set GRAPHPO_RAY_LOG=1 to see what the processes say)"
 _POLL_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _DIRECTORY = "GRAPHPO_DIRECTORY"
@@ -301,17 +304,20 @@ def _task_runner() -> Any:
     return ray.remote(GraphTaskRunner)
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """What went wrong in another process, or the error itself."""
+    while isinstance(inner := getattr(error, "cause", None), BaseException):
+        error = inner
+    return error
+
+
 def _reason(error: Exception) -> GraphPOError:
     """What went wrong in a process of Ray's, as one line."""
-    cause: BaseException = error
-    while isinstance(inner := getattr(cause, "cause", None), BaseException):
-        cause = inner
+    cause = cause_of(error)
     if isinstance(cause, GraphPOError):
         return cause
     where = ("full_key:", "object_type=")  # what hydra says last
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(where)]
-    return RunError(
-        f"a process of verl ended: {lines[-1] if lines else type(error).__name__} (set "
-        "GRAPHPO_RAY_LOG=1 to see what the processes say)"
-    )
+    said = lines[-1] if lines else type(error).__name__
+    return RunError(f"a process of verl ended: {said} {SEE_LOG}")

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from ray.exceptions import RayError
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
     AgentLoopMetrics,
@@ -21,6 +22,7 @@ from verl.experimental.agent_loop.agent_loop import (
     register,
 )
 
+from graphpo_agent.engines.verl.launch import SEE_LOG, cause_of
 from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
 from graphpo_agent.engines.verl.rows import WeightedRow
 from graphpo_agent.engines.verl.shared_rows import text_order
@@ -184,9 +186,12 @@ class AnswerLoop(_Loop):
 
 
 def _told(error: Exception) -> str:
-    """An error in one line; that of a program's mistake with its kind."""
-    own = isinstance(error, GraphPOError)
-    return str(error) if own else f"{type(error).__name__}: {first_line(error)}"
+    """An error in one line; that of a program's mistake, or of a server, with its kind."""
+    cause = cause_of(error)
+    if isinstance(cause, GraphPOError):
+        return str(cause)
+    said = f"{type(cause).__name__}: {first_line(cause)}"
+    return f"a vLLM server failed: {said} {SEE_LOG}" if isinstance(error, RayError) else said
 
 
 def _nothing(terms: int) -> WeightedRow:

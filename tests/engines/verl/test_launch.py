@@ -10,7 +10,7 @@ import pytest
 
 from graphpo_agent.engines.verl import launch as launching
 from graphpo_agent.engines.verl.launch import environment, launch
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, ToolError
 from tests.worlds import ROOT
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(300)]
@@ -85,3 +85,15 @@ def test_a_node_without_the_package_is_named(
     variables["PYTHONPATH"] = str(shadow.parent)
     with pytest.raises(RunError, match=r"node \S+ of the Ray cluster cannot run graphpo_agent"):
         launch({}, variables, cluster, None, [], lambda: None)
+
+
+def test_what_a_server_raised_is_told_from_what_a_worker_did() -> None:
+    from ray.exceptions import RayTaskError
+
+    from graphpo_agent.engines.verl.loop import _told
+
+    own = RayTaskError("generate", "Traceback:\n  many lines", ValueError("no room\nat all"))
+    assert _told(own).startswith("a vLLM server failed: ValueError: no room")
+    assert _told(own).endswith("(set GRAPHPO_RAY_LOG=1 to see what the processes say)")
+    assert _told(RayTaskError("grow", "", ToolError("quota"))) == "quota"
+    assert _told(KeyError("id")) == "KeyError: 'id'"
