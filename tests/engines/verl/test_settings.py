@@ -463,6 +463,20 @@ def test_what_context_or_machines_cannot_hold_is_told_before_anything_starts(
 
 
 @pytest.mark.verl
+def test_a_vllm_for_gpus_is_refused_on_a_cpu(
+    reach: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("graphpo_agent.train_verl.is_cpu_build", lambda: False)
+    arguments = run_arguments(reach, tmp_path / "run", ENGINE, "train.max_resample=0")
+    assert main(["train", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'pip install "graphpo-agent[verl-cpu]"' in line and not (tmp_path / "run").exists()
+
+
+@pytest.mark.verl
 def test_overrides_are_verls_last_word(tmp_path: Path) -> None:
     from graphpo_agent.engines.verl.launch import compose
 
