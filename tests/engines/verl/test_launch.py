@@ -34,11 +34,16 @@ def runner() -> Any:
     return Runner
 
 
+@pytest.fixture
+def without_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_task_runner", runner)
+    monkeypatch.setattr(launching, "_verls_environment", lambda config: {})
+
+
+@pytest.mark.usefixtures("without_verl")
 def test_a_cluster_is_entered_where_the_run_is_and_holds_one_at_a_time(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "_task_runner", runner)
-    monkeypatch.setattr(launching, "_verls_environment", lambda config: {})
     monkeypatch.chdir(ROOT)
     said, variables = tmp_path / "said", environment("cpu", 1.0, shares_prefixes=False)
     config = {"said": str(said)}
@@ -73,11 +78,8 @@ def test_a_cluster_that_asks_for_a_token_is_one_line(cluster: str) -> None:
     assert last.endswith("for a token, set RAY_AUTH_MODE=token (docs/verl.md)")
 
 
-def test_a_node_without_the_package_is_named(
-    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launching, "_task_runner", runner)
-    monkeypatch.setattr(launching, "_verls_environment", lambda config: {})
+@pytest.mark.usefixtures("without_verl")
+def test_a_node_without_the_package_is_named(cluster: str, tmp_path: Path) -> None:
     shadow = tmp_path / "shadow/graphpo_agent"
     shadow.mkdir(parents=True)
     (shadow / "__init__.py").touch()

@@ -469,7 +469,7 @@ def test_a_vllm_for_gpus_is_refused_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("graphpo_agent.train_verl.is_cpu_build", lambda: False)
+    monkeypatch.setattr("graphpo_agent.train_verl.vllm_is_for_cpus", lambda: False)
     arguments = run_arguments(reach, tmp_path / "run", ENGINE, "train.max_resample=0")
     assert main(["train", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
