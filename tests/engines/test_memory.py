@@ -1,5 +1,6 @@
 """The memory estimate against what a real update allocates."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -77,17 +78,18 @@ def make(kind, hidden, layers, heads, key_heads):
 def really_saved(model, batch, compute):
     """Bytes that a real forward pass keeps for the backward pass, weights and logits left out."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = {}
+    saved = []  # some are let go before the pass ends, and others may then lie where they did
 
     def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+        saved.append(weakref.ref(tensor))
         return tensor
 
     with flat_passes(model, compute), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         scores = score_tokens(model, batch, 1.0, compute)
-        total = sum(kept.values())
+        there = [tensor.untyped_storage() for one in saved if (tensor := one()) is not None]
+        kept = {storage.data_ptr(): storage.nbytes() for storage in there}
+        total = sum(size for address, size in kept.items() if address not in weights)
+        del there
         scores.logprobs.sum().backward()
     buffers = 1 if output_head(model).cap is None else 2
     return total - len(batch.target_ids) * 500 * 4 * buffers

@@ -7,6 +7,7 @@ tensors), and what autograd saves of them is counted: every family counts as it 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -113,10 +114,10 @@ def _count(
 ) -> int:
     """Bytes that a forward pass keeps, weights left out."""
     weights = {_memory_of(parameter) for parameter in model.parameters()}
-    kept: dict[int, Tensor] = {}
+    saved: list[ReferenceType[Tensor]] = []  # some are let go before the pass ends
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.setdefault(_memory_of(tensor), tensor)
+        saved.append(ref(tensor))
         return tensor
 
     with (
@@ -125,7 +126,7 @@ def _count(
         saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         try:
-            language_model(model)(
+            output = language_model(model)(
                 input_ids=to_device(row.token_ids, _CPU)[None],
                 position_ids=to_device(row.position_ids, _CPU)[None],
                 attention_mask=None,
@@ -135,6 +136,8 @@ def _count(
             )
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise RuntimeError("what its layers compute depends on their numbers") from error
+        kept = {_memory_of(each): each for one in saved if (each := one()) is not None}
+        del output  # which held them
     return sum(kept[one].untyped_storage().nbytes() for one in kept.keys() - weights)
 
 
