@@ -160,6 +160,7 @@ def _learner(config: RunConfig, max_batch_bytes: int = 2**30) -> LocalEngine:
         loss_aggregation=update.loss_aggregation,
         horizon=config.mode.max_response_tokens,
         old_logprobs=update.old_logprobs,
+        mismatch_cap=update.mismatch_cap,
         temperature=config.sampling.temperature,
         seed=config.seed,
     )

@@ -248,6 +248,9 @@ class UpdateConfig(Strict):
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """What ratios are taken against: log-probabilities computed before the first minibatch, or
     those that were recorded while sampling."""
+    mismatch_cap: Annotated[Number, Field(ge=1, allow_inf_nan=False)] | None = None
+    """A token's gain is multiplied by its probability under the trainer over that under the
+    sampler, up to this (truncated importance sampling); None: it is not."""
     max_tokens_per_batch: Positive = 4096
     """Tokens in one forward pass, or nine eighths of the longest path; bounds memory. A larger
     graph is cut into several passes that compute its prefixes again; a path is never cut. On a CPU
@@ -259,6 +262,15 @@ class UpdateConfig(Strict):
     up to an eighth less time, after some seconds of compiling in the first step."""
     offload_optimizer: bool = False
     """Between updates the optimiser's state waits in the CPU's memory; without effect on a CPU."""
+
+    @model_validator(mode="after")
+    def _recomputes_what_it_weighs(self) -> "UpdateConfig":
+        if self.mismatch_cap is not None and self.old_logprobs == "rollout":
+            raise ValueError(
+                "mismatch_cap weighs recomputed log-probabilities against the sampler's: set "
+                "old_logprobs to recompute, or leave mismatch_cap out"
+            )
+        return self
 
 
 class TrainConfig(Strict):

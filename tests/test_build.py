@@ -99,6 +99,7 @@ def test_every_setting_of_the_update_reaches_the_engine(reach: Path, tmp_path: P
         "loss_aggregation": "sequence_sum",
         "horizon": 88,
         "old_logprobs": "rollout",
+        "mismatch_cap": None,  # goes with recomputed log-probabilities alone
         "temperature": 0.9,
         "seed": 11,
     }
@@ -116,7 +117,10 @@ def test_every_setting_of_the_update_reaches_the_engine(reach: Path, tmp_path: P
         (optimizer, OptimizerOptions()),
         (engine._compute, ComputeOptions()),
     ):
-        assert differing(given, default) == set(asdict(default)), "no setting is at its default"
+        fields = set(asdict(default)) - {"mismatch_cap"}
+        assert differing(given, default) == fields, "no setting is at its default"
+    capped = load_config(RunConfig, path, [*run, "update.mismatch_cap=2.5"])
+    assert cast(Any, build_engine(capped))._updating.mismatch_cap == 2.5
 
 
 @pytest.mark.parametrize("gib", [0.25, 0.5])

@@ -88,6 +88,11 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("sampling.top_p=1.5", "sampling.top_p: Input should be less than or equal to 1"),
         ("update.dual_clip=1", "update.dual_clip: Input should be greater than 1"),
         ("update.learning_rate=.inf", "update.learning_rate: Input should be a finite number"),
+        ("update.mismatch_cap=0.5", "update.mismatch_cap: Input should be greater than or equal"),
+        (
+            "update={minibatch_graphs: 1, old_logprobs: rollout, mismatch_cap: 2}",
+            "update: mismatch_cap weighs recomputed log-probabilities against the sampler's: set",
+        ),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_key(override: str, says: str) -> None:

@@ -61,6 +61,37 @@ def test_mismatch_measures_the_samplers_distance(make_model, tokenizer):
     assert make_engine(model, tokenizer, options).update(drifted, 0)["update/kl"] == divergence
 
 
+@pytest.mark.parametrize("minibatch_graphs", [1, len(SAMPLES)])
+@pytest.mark.parametrize("objective", [Objective(), Objective(kl=0.1, entropy=0.01)])
+def test_gains_weigh_what_the_sampler_drew_too_seldom_or_too_often(
+    make_model, tokenizer, minibatch_graphs, objective
+):
+    """As if every edge had its advantage times min(π_old / π_sampler, cap), whatever is learned."""
+    model, random = make_model(), np.random.default_rng(0)
+    edges = [np.repeat(np.arange(len(s.parent)), np.diff(s.offsets)) for s in SAMPLES]
+    exact = [with_rollout_logprobs(model, s, 0.0) for s in SAMPLES]
+    drift = [random.normal(0.0, 0.5, len(s.parent)) for s in SAMPLES]
+    parts = list(zip(exact, drift, edges, strict=True))
+    drifted = [replace(s, logprobs=s.logprobs + d[e].astype(np.float32)) for s, d, e in parts]
+    weighed = [replace(s, advantages=s.advantages * np.exp(-d).clip(max=1.5)) for s, d, _ in parts]
+    learns = replace(UPDATING, minibatch_graphs=minibatch_graphs, objective=objective)
+    results = []
+    for samples, cap in ((drifted, 1.5), (weighed, None)):
+        engine = make_engine(make_model(), tokenizer, replace(learns, mismatch_cap=cap))
+        results.append((engine.update(samples, 0), weights_of(engine.model)))
+    (metrics, found), (expected, wanted) = results
+    # Adam's first steps go by signs, and the recorded ones are float32.
+    assert metrics["update/loss"] == pytest.approx(expected["update/loss"], abs=1e-3)
+    assert metrics["update/grad_norm"] == pytest.approx(expected["update/grad_norm"], rel=1e-2)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=5e-3)
+    moving = [s.loss_mask if objective.moves_all else moving_tokens(s) for s in exact]
+    over = [(np.exp(-d) > 1.5)[e][m] for d, e, m in zip(drift, edges, moving, strict=True)]
+    share = pytest.approx(np.concatenate(over).mean())
+    assert 0 < metrics["update/mismatch_capped"] == share
+    assert "update/mismatch_capped" not in expected
+
+
 def test_the_sampler_and_the_trainer_agree_on_logprobs(make_model, tokenizer):
     model = make_model()
     engine = make_engine(model, tokenizer, replace(UPDATING, learning_rate=0.0))
@@ -239,6 +270,9 @@ def test_missing_rollout_logprobs_are_one_line(make_model, tokenizer):
     for missing in (blank, gap):
         with pytest.raises(GraphError, match=r"graph g1.*recompute"):
             engine.update([SAMPLES[0], missing], 0)
+    weighing = make_engine(make_model(), tokenizer, replace(UPDATING, mismatch_cap=2.0))
+    with pytest.raises(GraphError, match=r"graph g1.*no mismatch_cap"):
+        weighing.update([SAMPLES[0], blank], 0)
     metrics = make_engine(make_model(), tokenizer).update([blank], 0)
     assert "update/mismatch" not in metrics
 

@@ -106,7 +106,8 @@ SMALL = ["engine.kv_cache_gib=0.1", "engine.max_sequences=32"]
 
 def test_a_run_trains_through_vllm_and_ends_cleanly(world: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    arguments = run_arguments(world, run, *SMALL, "train.steps=2", "update.learning_rate=1e-2")
+    changes = ("train.steps=2", "update.learning_rate=1e-2", "update.mismatch_cap=1.01")
+    arguments = run_arguments(world, run, *SMALL, *changes)
     process = start_command(["train", *arguments, "--engine", "vllm"])
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
@@ -115,6 +116,7 @@ def test_a_run_trains_through_vllm_and_ends_cleanly(world: Path, tmp_path: Path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows[1:]:  # at step 2 this holds only if vLLM has the weights of step 1
         assert row["update/mismatch"] < 1e-4
+        assert row["update/mismatch_capped"] == 0
         assert row["tokens/generated"] > 0
     assert "kind: vllm" in (run / "config.yaml").read_text()
     resumed = start_command(["train", "--resume", str(run), "train.steps=3"])

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from graphpo_agent.engines.local.checkpoint import read_checkpoint, write_checkp
 from graphpo_agent.engines.local.demonstrations import demonstration_sample
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.lora import adapters_off, has_adapters
-from graphpo_agent.engines.local.loss import clipped_objective, reverse_kl
+from graphpo_agent.engines.local.loss import clipped_objective, mismatch_weights, reverse_kl
 from graphpo_agent.engines.local.metrics import MetricSums, mismatch
 from graphpo_agent.engines.local.model import check_vocabulary
 from graphpo_agent.engines.local.optimizer import make_adamw, optimizer_step, state_on_device
@@ -26,30 +25,20 @@ from graphpo_agent.engines.local.options import (
 )
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
-from graphpo_agent.engines.local.token_weights import TokenWeights, moving_tokens, token_weights
+from graphpo_agent.engines.local.token_data import (
+    TokenData,
+    moving_sample,
+    recorded_logprobs,
+    token_data,
+)
+from graphpo_agent.engines.local.token_weights import token_weights
 from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.errors import GraphError
 from graphpo_agent.graph.arrays import FloatArray, IntArray
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.types import Demonstration
 
 __all__ = ["LocalEngine"]
-
-
-@dataclass(frozen=True, slots=True)
-class _TokenData:
-    """What the objective needs of the N tokens of some samples, in their order.
-
-    Attributes:
-        loss: their weights and advantages.
-        old_logprobs: [N]; None where the policy that learns is still the one that sampled.
-        reference_logprobs: [N]; None without a reference model.
-    """
-
-    loss: TokenWeights
-    old_logprobs: FloatArray | None
-    reference_logprobs: FloatArray | None
 
 
 class LocalEngine:
@@ -129,7 +118,8 @@ class LocalEngine:
         Returns:
             ``update/loss`` and means over the tokens that have a gradient, left out where none has:
             ``update/entropy`` (nats), ``update/kl`` (k3 estimate of the divergence from the policy
-            that sampled), ``update/reference_kl`` (with a reference model) and
+            that sampled), ``update/reference_kl`` (with a reference model),
+            ``update/mismatch_capped`` (with a cap, which is their weight) and
             ``update/clip_fraction`` (some of whose gradient is cut); ``update/grad_norm`` (before
             clipping), ``update/learning_rate``, ``update/optimizer_steps``; where the rollout
             recorded log-probabilities and they are recomputed, ``update/mismatch`` (mean distance
@@ -148,14 +138,14 @@ class LocalEngine:
             minibatches(len(trained), options.minibatch_graphs, options.seed, step, options.epochs)
         )
         recompute = options.old_logprobs == "recompute"
-        computed = trained if options.objective.moves_all else [_moving(s) for s in trained]
-        old = self._old_logprobs(computed, plan[0]) if recompute else _recorded_logprobs(computed)
+        computed = trained if options.objective.moves_all else [moving_sample(s) for s in trained]
+        old = self._old_logprobs(computed, plan[0]) if recompute else recorded_logprobs(computed)
         reference = self._reference_logprobs(computed) if self._has_kl else None
         sums = MetricSums()
         with state_on_device(self._optimizer, self._options.offload):
             for number, members in enumerate(plan):
                 first = recompute and number == 0
-                data = _token_data(members, trained, None if first else old, reference, options)
+                data = token_data(members, trained, None if first else old, reference, options)
                 logprobs = self._learn(
                     [computed[i] for i in members],
                     data,
@@ -248,7 +238,7 @@ class LocalEngine:
     def _learn(
         self,
         samples: Sequence[TrainingSample],
-        data: _TokenData,
+        data: TokenData,
         options: UpdateOptions,
         sums: MetricSums,
         learned: Callable[[float], object],
@@ -267,7 +257,7 @@ class LocalEngine:
         return _split(logprobs, samples)
 
     def _learn_row(
-        self, batch: PackedBatch, data: _TokenData, options: UpdateOptions, sums: MetricSums
+        self, batch: PackedBatch, data: TokenData, options: UpdateOptions, sums: MetricSums
     ) -> FloatArray:
         """Add the gradient of one flat row; returns the [M] log-probabilities."""
         objective = options.objective
@@ -278,17 +268,23 @@ class LocalEngine:
         old = logprobs if data.old_logprobs is None else self._at(batch, data.old_logprobs)
         reference = data.reference_logprobs
         reference = None if reference is None else self._at(batch, reference)
+        advantages = self._at(batch, data.loss.advantages)
+        values: dict[str, Tensor] = {}
+        if data.sampler_logprobs is not None and (cap := options.mismatch_cap):
+            counted = mismatch_weights(old, self._at(batch, data.sampler_logprobs), cap)
+            advantages = advantages * counted
+            values["mismatch_capped"] = (counted >= cap).double()
         tokens = clipped_objective(
             scores.logprobs,
             old,
-            self._at(batch, data.loss.advantages),
+            advantages,
             scores.entropies,
             reference,
             objective,
         )
         loss = (self._at(batch, data.loss.weights) * tokens.loss).sum()
         loss.backward()
-        values = {
+        values |= {
             "entropy": scores.entropies,
             "kl": reverse_kl(old, logprobs),
             "clip_fraction": tokens.clipped.any(0).double(),
@@ -336,50 +332,6 @@ class LocalEngine:
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         picked = np.ascontiguousarray(values[..., batch.source])
         return torch.from_numpy(picked).to(self._model.device, dtype)
-
-
-def _moving(sample: TrainingSample) -> TrainingSample:
-    """A sample whose tokens without an advantage are context."""
-    return replace(sample, loss_mask=moving_tokens(sample))
-
-
-def _token_data(
-    members: IntArray,
-    samples: Sequence[TrainingSample],
-    old: Sequence[FloatArray] | None,
-    reference: Sequence[FloatArray] | None,
-    options: UpdateOptions,
-) -> _TokenData:
-    """What the objective needs of one minibatch.
-
-    Args:
-        members: which of the samples are in it.
-        samples: of the whole update.
-        old: per sample [tokens] log-probabilities; None as in ``_TokenData``.
-        reference: likewise.
-        options: how token losses become one number.
-    """
-    counted = [samples[i] for i in members]
-    return _TokenData(
-        token_weights(counted, options.loss_aggregation, options.horizon),
-        None if old is None else np.concatenate([old[i] for i in members]),
-        None if reference is None else np.concatenate([reference[i] for i in members]),
-    )
-
-
-def _recorded_logprobs(samples: Sequence[TrainingSample]) -> list[FloatArray]:
-    """Per sample [tokens] what the sampler recorded.
-
-    Raises:
-        GraphError: it recorded none.
-    """
-    for sample in samples:
-        if np.isnan(sample.logprobs[sample.loss_mask]).any():
-            raise GraphError(
-                f"graph {sample.graph_id}: trained tokens without recorded logprobs; "
-                "set old_logprobs to recompute"
-            )
-    return [sample.logprobs.astype(np.float64) for sample in samples]
 
 
 def _split(values: FloatArray, samples: Sequence[TrainingSample]) -> list[FloatArray]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Objective", "TokenLoss", "clipped_objective", "reverse_kl"]
+__all__ = ["Objective", "TokenLoss", "clipped_objective", "mismatch_weights", "reverse_kl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,21 @@ def _ratio(log_ratio: Tensor) -> Tensor:
     """
     most = math.log(torch.finfo(log_ratio.dtype).max) - 1.0
     return (log_ratio - (log_ratio.detach() - most).clamp(min=0.0)).exp()
+
+
+def mismatch_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
+    """[M] weights min(π_old / π_sampler, ``cap``): truncated importance sampling (Ionides, 2008).
+
+    A gain times its weight counts as if π_old, which the trainer computes, had drawn the token and
+    not the engine that sampled, whose arithmetic is another; up to the cap, which bounds what few
+    tokens add to the variance.
+
+    Args:
+        old_logprobs: [M] under π_old.
+        sampler_logprobs: [M] those that were recorded.
+        cap: > 0.
+    """
+    return (old_logprobs - sampler_logprobs).exp().clamp(max=cap)
 
 
 def reverse_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

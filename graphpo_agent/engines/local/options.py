@@ -64,6 +64,8 @@ class UpdateOptions:
         horizon: what ``sequence_sum`` divides by: the longest response.
         old_logprobs: ``recompute`` them once before the first minibatch, or take those recorded
             in the ``rollout``.
+        mismatch_cap: the largest of the weights that make up for a sampler whose probabilities
+            are not those recomputed (``loss.mismatch_weights``); None: all weigh 1.
         temperature: that of sampling, > 0.
         seed: of the minibatches' order, together with the step.
     """
@@ -76,6 +78,7 @@ class UpdateOptions:
     loss_aggregation: LossAggregation = "edge_mean"
     horizon: int = 1
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    mismatch_cap: float | None = None
     temperature: float = 1.0
     seed: int = 0
 

@@ -80,6 +80,10 @@ def check_settings(config: RunConfig) -> None:
         "log-probabilities after truncation; set update.old_logprobs=recompute": (
             update.old_logprobs == "rollout" and config.sampling.top_p < 1
         ),
+        "update.mismatch_cap with sampling.top_p below 1: verl's servers give log-probabilities "
+        "after truncation; leave one of them out": (
+            update.mismatch_cap is not None and config.sampling.top_p < 1
+        ),
         "update.compile_layers is the local engine's own: leave it out": update.compile_layers,
         f"model.device {config.model.device}: verl gives every process a device of its own; set "
         "model.device to cuda or cpu": config.model.device not in ("auto", "cuda", "cpu"),
@@ -185,6 +189,7 @@ def verl_settings(
         "terms": advantage_terms(config.method),
         "kl": config.update.kl_coefficient,
         "entropy": config.update.entropy_coefficient,
+        "mismatch_cap": config.update.mismatch_cap,
         "sync_seconds": _SYNC_SECONDS,
         "outage_limit": config.outage_limit,
         "shares_prefixes": verl_engine(config).share_prefixes,

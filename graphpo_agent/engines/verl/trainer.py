@@ -3,6 +3,7 @@
 Imported by verl's processes only.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
+from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
+from graphpo_agent.engines.local.loss import mismatch_weights
 from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.log import RunLog, step_metrics
@@ -35,6 +38,7 @@ __all__ = ["TRAINER", "GraphTrainer"]
 TRAINER = "graphpo"
 _POLL_SECONDS = 0.05
 _PARTITION = "train"
+_COMPARED = ("old_log_probs", "rollout_log_probs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +177,26 @@ class GraphTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Write the rows' weighted advantages, divided by what their minibatch's sum is."""
         names = [*self._terms, "graph_weights"]
+        cap = self._own.mismatch_cap
         data = tq.kv_batch_get(
             keys=batch.keys,
             partition_id=_PARTITION,
-            select_fields=["response_mask", *names],
+            select_fields=["response_mask", *names, *(_COMPARED if cap else ())],
         )
         masks = data["response_mask"].unbind(0)
         shares = [1.0 / self._update.divisors.get(key, float("inf")) for key in batch.keys]
-        fields: dict[str, torch.Tensor] = {}
-        for name in names:
+        columns = {name: data[name].unbind(0) for name in names}
+        if cap:
+            compared = zip(*(data[name].unbind(0) for name in _COMPARED), strict=True)
+            weights = [mismatch_weights(old, sampled, cap) for old, sampled in compared]
+            for name in self._terms:
+                columns[name] = [a * b for a, b in zip(columns[name], weights, strict=True)]
+            metrics["update/mismatch_capped"] = _share_capped(weights, masks, shares, cap)
+        fields: dict[str, Tensor] = {}
+        for name, column in columns.items():
             values = [
                 own * share if share else torch.zeros(len(mask))
-                for own, mask, share in zip(data[name].unbind(0), masks, shares, strict=True)
+                for own, mask, share in zip(column, masks, shares, strict=True)
             ]
             fields[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
         fields["token_weights"] = fields.pop("graph_weights")
@@ -241,6 +253,16 @@ class GraphTrainer(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, *others, **named)
         metrics.update(self._metrics)
         metrics["update/rows"] = float(len(self._update.divisors))
+
+
+def _share_capped(
+    weights: Sequence[Tensor], masks: Sequence[Tensor], shares: Sequence[float], cap: float
+) -> float:
+    """How many of the trained tokens' weights are the cap; NaN where none is trained."""
+    trained = [
+        own[mask.bool()] for own, mask, share in zip(weights, masks, shares, strict=True) if share
+    ]
+    return (torch.cat(trained) >= cap).double().mean().item() if trained else math.nan
 
 
 def _mean_over_tasks(tasks: Sequence[str], rewards: Sequence[float]) -> float:

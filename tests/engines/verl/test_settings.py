@@ -66,6 +66,7 @@ def test_verl_does_not_start_from_adapters(tmp_path: Path) -> None:
             ["update.old_logprobs=rollout", "sampling.top_p=0.9"],
             "set update.old_logprobs=recompute",
         ),
+        (["update.mismatch_cap=2", "sampling.top_p=0.9"], "leave one of them out"),
         (["update.compile_layers=true"], "update.compile_layers"),
         (["engine.tensor_parallel=4"], "not divisible by engine.tensor_parallel 4"),
         (["engine.max_context_tokens=32"], "leaves no room for a prompt"),
@@ -187,6 +188,8 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert settings["actor_rollout_ref.rollout.dtype"] == "bfloat16"
     assert settings[f"{actor}.ppo_max_token_len_per_gpu"] == 64
     assert settings["algorithm.rollout_correction.bypass_mode"] is True
+    capped = verl_settings(config("update.mismatch_cap=2.5"), tmp_path, "cpu", "a:b", "text")
+    assert capped["+graphpo"]["mismatch_cap"] == 2.5
     assert settings[f"{actor}.clip_ratio_c"] == 3.0
     assert settings["+graphpo"]["terms"] == 2
     own = config("method={name: own, object: {class: a:B}, terms: 3}")

@@ -1,15 +1,21 @@
 """The trainer's own steps, without verl's processes."""
 
+import math
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from graphpo_agent.errors import RunError
 
 pytestmark = pytest.mark.verl
+
+
+def nested(rows: list[list[float]]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
 
 def fail() -> None:
@@ -39,6 +45,48 @@ def test_a_step_in_which_a_prompt_brought_no_graph_ends_the_run() -> None:
     GraphTrainer._check_complete(step, ["a", "b", "b", "c"])
     with pytest.raises(RunError, match="step 2: 1 prompts brought no graph"):
         GraphTrainer._check_complete(step, ["a", "b", "b"])
+
+
+def test_gains_weigh_what_the_servers_drew_too_seldom_or_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from graphpo_agent.engines.verl import trainer as module
+
+    lists = {
+        "response_mask": [[1, 1, 0, 1], [1, 1], [1]],
+        "advantages_0": [[1.0, -2.0, 0.0, 3.0], [4.0, -5.0], [7.0]],
+        "advantages_1": [[0.5, 0.5, 0.0, 0.5], [0.5, 0.5], [0.5]],
+        "graph_weights": [[1.0, 1.0, 0.0, 1.0], [1.0, 1.0], [1.0]],
+        "old_log_probs": [[-1.0, -1.0, -1.0, -1.0], [-2.0, -2.0], [-1.0]],
+        "rollout_log_probs": [[-0.5, -1.2, 0.0, -3.0], [-2.0, -90.0], [-9.0]],
+    }
+    written: dict[str, Any] = {}
+
+    def get(select_fields: Sequence[str], **_: object) -> Any:
+        return {name: nested(lists[name]) for name in select_fields}
+
+    monkeypatch.setattr(module.tq, "kv_batch_get", get)
+    monkeypatch.setattr(module.tq, "kv_batch_put", lambda fields, **_: written.update(fields))
+    trainer: Any = module.GraphTrainer.__new__(module.GraphTrainer)
+    trainer._terms = ["advantages_0", "advantages_1"]
+    trainer._update = module._Update(1, 3, {"a": 2.0, "b": 2.0}, 6)  # c only fills the minibatch
+    batch = module.KVBatchMeta(partition_id="train", keys=["a", "b", "c"], tags=[{}, {}, {}])
+
+    def computed(cap: float | None, metrics: dict[str, float]) -> dict[str, list[list[float]]]:
+        trainer._own = SimpleNamespace(mismatch_cap=cap)
+        trainer._compute_advantage(batch, metrics)
+        return {name: [row.tolist() for row in rows.unbind(0)] for name, rows in written.items()}
+
+    metrics: dict[str, float] = {}
+    plain = computed(None, metrics)
+    assert not metrics and plain["advantages"] == [[0.5, -1.0, 0.0, 1.5], [2.0, -2.5], [0.0]]
+    weighed = computed(2.0, metrics)
+    assert metrics == {"update/mismatch_capped": 2 / 5}
+    assert weighed["token_weights"] == plain["token_weights"]
+    first = [0.5 * math.exp(-0.5), -math.exp(0.2), 0.0, 3.0]
+    assert weighed["advantages"] == [pytest.approx(first), [2.0, -5.0], [0.0]]
+    second = [0.25 * math.exp(-0.5), 0.25 * math.exp(0.2), 0.0, 0.5]
+    assert weighed["advantages_1"] == [pytest.approx(second), [0.25, 0.5], [0.0]]
 
 
 def test_answers_that_do_not_count_are_left_out_of_the_accuracy() -> None:
