@@ -158,7 +158,13 @@ class LocalEngine:
                         old[i] = values
                 self._step(options, "update_steps", sums)
         metrics = {"update/optimizer_steps": float(len(plan)), **sums.means("update")}
-        return metrics | (mismatch(computed, old) if recompute else {})
+        if not recompute:
+            return metrics
+        recorded = [sample.logprobs[sample.loss_mask] for sample in computed]
+        recomputed = [
+            values[sample.loss_mask] for sample, values in zip(computed, old, strict=True)
+        ]
+        return metrics | mismatch(np.concatenate(recorded), np.concatenate(recomputed))
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """One supervised step: mean negative log-likelihood of the trained pieces' tokens.

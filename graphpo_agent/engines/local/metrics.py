@@ -1,13 +1,11 @@
 """Means over the trained tokens and the optimiser steps of one update."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
-from graphpo_agent.graph.arrays import FloatArray
-from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.graph.arrays import Float32Array, FloatArray
 
 __all__ = ["MetricSums", "mismatch"]
 
@@ -49,23 +47,17 @@ class MetricSums:
         return steps | tokens
 
 
-def mismatch(
-    samples: Sequence[TrainingSample], recomputed: Sequence[FloatArray]
-) -> dict[str, float]:
+def mismatch(recorded: Float32Array, recomputed: FloatArray) -> dict[str, float]:
     """How far the sampler's log-probabilities are from the trainer's, where both are known.
 
     Args:
-        samples: with the log-probabilities that the sampler recorded.
-        recomputed: per sample [tokens] those of the trainer.
+        recorded: [M] what the sampler recorded.
+        recomputed: [M] those of the trainer; NaN where there is none of either.
     """
-    recorded = np.concatenate([s.logprobs[s.loss_mask] for s in samples]).astype(np.float64)
-    trainers = np.concatenate(
-        [values[s.loss_mask] for s, values in zip(samples, recomputed, strict=True)]
-    )
-    known = ~np.isnan(recorded)
-    if not known.any():
+    log_ratio = recomputed.astype(np.float64) - recorded
+    log_ratio = log_ratio[~np.isnan(log_ratio)]
+    if not len(log_ratio):
         return {}
-    log_ratio = (trainers - recorded)[known]
     kl = np.exp(log_ratio) - 1.0 - log_ratio
     return {
         "update/mismatch": float(np.abs(log_ratio).mean()),

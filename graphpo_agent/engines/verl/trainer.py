@@ -3,7 +3,6 @@
 Imported by verl's processes only.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
 from graphpo_agent.engines.local.loss import mismatch_weights
+from graphpo_agent.engines.local.metrics import mismatch
 from graphpo_agent.engines.minibatches import minibatches
 from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.log import RunLog, step_metrics
@@ -38,7 +38,6 @@ __all__ = ["TRAINER", "GraphTrainer"]
 TRAINER = "graphpo"
 _POLL_SECONDS = 0.05
 _PARTITION = "train"
-_COMPARED = ("old_log_probs", "rollout_log_probs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,21 +176,19 @@ class GraphTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Write the rows' weighted advantages, divided by what their minibatch's sum is."""
         names = [*self._terms, "graph_weights"]
-        cap = self._own.mismatch_cap
         data = tq.kv_batch_get(
             keys=batch.keys,
             partition_id=_PARTITION,
-            select_fields=["response_mask", *names, *(_COMPARED if cap else ())],
+            select_fields=["response_mask", "old_log_probs", "rollout_log_probs", *names],
         )
-        masks = data["response_mask"].unbind(0)
+        columns = {name: column.unbind(0) for name, column in data.items()}
+        masks = columns.pop("response_mask")
         shares = [1.0 / self._update.divisors.get(key, float("inf")) for key in batch.keys]
-        columns = {name: data[name].unbind(0) for name in names}
-        if cap:
-            compared = zip(*(data[name].unbind(0) for name in _COMPARED), strict=True)
-            weights = [mismatch_weights(old, sampled, cap) for old, sampled in compared]
-            for name in self._terms:
-                columns[name] = [a * b for a, b in zip(columns[name], weights, strict=True)]
-            metrics["update/mismatch_capped"] = _share_capped(weights, masks, shares, cap)
+        trained = [mask.bool() & (share > 0) for mask, share in zip(masks, shares, strict=True)]
+        compared = columns.pop("old_log_probs"), columns.pop("rollout_log_probs")
+        weights = self._mismatch_weights(*compared, trained, metrics)
+        for name in self._terms:
+            columns[name] = [a * w for a, w in zip(columns[name], weights, strict=True)]
         fields: dict[str, Tensor] = {}
         for name, column in columns.items():
             values = [
@@ -206,6 +203,35 @@ class GraphTrainer(PPOTrainerSync):
             partition_id=_PARTITION,
             fields=TensorDict(fields, batch_size=len(batch)),
         )
+
+    def _mismatch_weights(
+        self,
+        old: Sequence[Tensor],
+        sampled: Sequence[Tensor],
+        trained: Sequence[Tensor],
+        metrics: dict[str, Any],
+    ) -> Sequence[Tensor]:
+        """Per row [T] what its gains are multiplied by; how far the servers are off is measured.
+
+        Args:
+            old: per row [T] log-probabilities.
+            sampled: per row [T] those of the servers.
+            trained: per row [T] which tokens are.
+            metrics: of the step.
+        """
+        cap = self._own.mismatch_cap
+        both = list(zip(old, sampled, strict=True))
+        weights = [mismatch_weights(a, b, cap) if cap else torch.ones_like(a) for a, b in both]
+        of_all = (
+            torch.cat([row[own] for row, own in zip(rows, trained, strict=True)])
+            for rows in (sampled, old, weights)
+        )
+        recorded, recomputed, counted = of_all
+        if not self.config.algorithm.rollout_correction.bypass_mode:
+            metrics |= mismatch(recorded.numpy(), recomputed.numpy())
+        if cap and len(counted):
+            metrics["update/mismatch_capped"] = (counted >= cap).double().mean().item()
+        return weights
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """One optimiser step per minibatch and epoch; none without an advantage."""
@@ -253,16 +279,6 @@ class GraphTrainer(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, *others, **named)
         metrics.update(self._metrics)
         metrics["update/rows"] = float(len(self._update.divisors))
-
-
-def _share_capped(
-    weights: Sequence[Tensor], masks: Sequence[Tensor], shares: Sequence[float], cap: float
-) -> float:
-    """How many of the trained tokens' weights are the cap; NaN where none is trained."""
-    trained = [
-        own[mask.bool()] for own, mask, share in zip(weights, masks, shares, strict=True) if share
-    ]
-    return (torch.cat(trained) >= cap).double().mean().item() if trained else math.nan
 
 
 def _mean_over_tasks(tasks: Sequence[str], rewards: Sequence[float]) -> float:

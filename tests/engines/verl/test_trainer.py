@@ -74,14 +74,18 @@ def test_gains_weigh_what_the_servers_drew_too_seldom_or_too_often(
 
     def computed(cap: float | None, metrics: dict[str, float]) -> dict[str, list[list[float]]]:
         trainer._own = SimpleNamespace(mismatch_cap=cap)
+        correction = SimpleNamespace(bypass_mode=False)
+        trainer.config = SimpleNamespace(algorithm=SimpleNamespace(rollout_correction=correction))
         trainer._compute_advantage(batch, metrics)
         return {name: [row.tolist() for row in rows.unbind(0)] for name, rows in written.items()}
 
     metrics: dict[str, float] = {}
     plain = computed(None, metrics)
+    mean = pytest.approx((0.5 + 0.2 + 2 + 0 + 88) / 5)
+    assert metrics.pop("update/mismatch") == mean and metrics.pop("update/mismatch_kl") > 1
     assert not metrics and plain["advantages"] == [[0.5, -1.0, 0.0, 1.5], [2.0, -2.5], [0.0]]
     weighed = computed(2.0, metrics)
-    assert metrics == {"update/mismatch_capped": 2 / 5}
+    assert metrics["update/mismatch"] == mean and metrics["update/mismatch_capped"] == 2 / 5
     assert weighed["token_weights"] == plain["token_weights"]
     first = [0.5 * math.exp(-0.5), -math.exp(0.2), 0.0, 3.0]
     assert weighed["advantages"] == [pytest.approx(first), [2.0, -5.0], [0.0]]

@@ -116,6 +116,7 @@ def test_two_steps_train_on_what_the_servers_drew(
         assert 0 < row["update/computed_tokens"] < row["update/row_tokens"]
         # The servers draw with the weights of the trainer, after a step too.
         assert row["verl/training/rollout_probs_diff_max"] < 1e-5
+        assert row["update/mismatch"] < 1e-5
         assert 0.2 < row["update/mismatch_capped"] < 0.9  # those that it is above by a rounding
     assert rows[2]["tokens/total"] == rows[1]["tokens/generated"] + rows[2]["tokens/generated"]
 
