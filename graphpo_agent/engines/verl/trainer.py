@@ -228,7 +228,7 @@ class GraphTrainer(PPOTrainerSync):
         )
         recorded, recomputed, counted = of_all
         if not self.config.algorithm.rollout_correction.bypass_mode:
-            metrics |= mismatch(recorded.numpy(), recomputed.numpy())
+            metrics |= mismatch(recorded.float().numpy(), recomputed.double().numpy())
         if cap and len(counted):
             metrics["update/mismatch_capped"] = (counted >= cap).double().mean().item()
         return weights
