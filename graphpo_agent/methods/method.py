@@ -39,8 +39,8 @@ class Credit:
             the edge, 0 without one.
         columns: per-node values to show, by the names of the score file, root included.
         trajectory_advantages: [num_terminals] in leaf order, for methods whose advantage belongs
-            to a trajectory, NaN for one that is not trained; None for methods with edge
-            advantages.
+            to a trajectory, NaN for one that is not trained; ``rows`` are then the others. None
+            for methods with edge advantages.
         rows: positions of the terminals whose trajectories are trained, each as a row of its own,
             so that an edge is trained once for every row through it; None: every direct edge is
             trained once.
@@ -138,7 +138,7 @@ def credits_of(
     """What the method's ``assign_credit`` says of each graph.
 
     Raises:
-        ConfigError: it does not say one thing of each.
+        ConfigError: it does not say one thing of each, or of other trajectories than its rows.
     """
     credits = method.assign_credit(graphs, classes)
     if len(credits) != len(graphs):
@@ -146,4 +146,19 @@ def credits_of(
             f"method {method.name}: assign_credit returned {len(credits)} credits for "
             f"{len(graphs)} graphs"
         )
+    for graph, credit in zip(graphs, credits, strict=True):
+        of_rows = credit.trajectory_advantages
+        if of_rows is not None and not _are_rows(credit.rows, graph.terminals, of_rows):
+            raise ConfigError(
+                f"method {method.name}: graph {graph.id}: trajectory_advantages want one number "
+                "for each terminal, and rows that are the terminals whose number is not NaN"
+            )
     return credits
+
+
+def _are_rows(
+    rows: NDArray[np.int64] | None, terminals: NDArray[np.int64], of_rows: NDArray[np.float64]
+) -> bool:
+    if rows is None or len(of_rows) != len(terminals):
+        return False
+    return np.array_equal(rows, terminals[~np.isnan(of_rows)])

@@ -88,15 +88,15 @@ class Prm:
         return [graph.path(v) if self.steps == "edges" else [v] for v in leaves]
 
     def _scored(self, graph: RolloutGraph) -> NDArray[np.bool_]:
-        """[num_terminals] whether a trajectory has all its scores."""
-        paths = self._paths(graph)
-        return np.array([not np.isnan(graph.step_scores[path]).any() for path in paths], np.bool_)
+        """[num_terminals] whether a trajectory has all its scores; one without an edge has none."""
+        scores = [graph.step_scores[path] for path in self._paths(graph)]
+        return np.array([len(own) > 0 and not np.isnan(own).any() for own in scores], np.bool_)
 
     def _credit(self, graph: RolloutGraph) -> Credit:
         leaves, paths, scored = graph.terminals, self._paths(graph), self._scored(graph)
         rewards = [graph.step_scores[path] for path in paths]
         for outcome, steps in zip(graph.reward[leaves].tolist(), rewards, strict=True):
-            steps[-1] = self.prm_weight * steps[-1] + (1 - self.prm_weight) * outcome
+            steps[-1:] = self.prm_weight * steps[-1:] + (1 - self.prm_weight) * outcome
         if self.steps == "edges":
             return _edge_credit(graph, leaves[scored], paths, rewards, scored)
         of_trajectory = np.full(len(leaves), np.nan)

@@ -9,7 +9,7 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.growth import Branch
 from graphpo_agent.rollout.seeds import derive_seed
 
-__all__ = ["Continuation", "continuations", "cut_edges", "within_paths"]
+__all__ = ["Continuation", "after_cuts", "continuations", "cut_edges", "within_paths"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,20 @@ def cut_edges(
     if not places:
         return graph, list(branches), []
     made = {place: place[0] + j for j, place in enumerate(places)}
-    nodes = [v for v, _ in places]
     moved = [
         replace(
             b,
-            node=b.node + bisect_right(nodes, b.node)
-            if b.offset is None
-            else made[b.node, b.offset],
+            node=after_cuts(b.node, places) if b.offset is None else made[b.node, b.offset],
             offset=None,
         )
         for b in branches
     ]
     return graph.split(places), moved, places
+
+
+def after_cuts(node: int, places: Sequence[tuple[int, int]]) -> int:
+    """The position of a node of the graph before that was cut at ``places``, in order."""
+    return node + bisect_right(places, node, key=lambda place: place[0])
 
 
 def continuations(

@@ -31,6 +31,7 @@ from graphpo_agent.protocols import (
 )
 from graphpo_agent.rollout.branches import (
     Continuation,
+    after_cuts,
     continuations,
     cut_edges,
     within_paths,
@@ -273,13 +274,14 @@ class Grower:
         if not isinstance(plan, Plan):
             raise ConfigError(f"method {method.name}: plan returned {plan!r:.60}, want a Plan")
         one.memory = plan.memory
-        one.reached, one.active = np.zeros(0, np.int64), np.array(plan.waiting, np.int64)
+        one.reached = np.zeros(0, np.int64)
         one.ledger.saved += plan.saved
         one.ledger.reallocated += plan.reallocated
 
         before = one.graph
         branches = within_paths(before, plan.branches, trajectories_left)
         one.graph, branches, places = cut_edges(before, branches)
+        one.active = np.array([after_cuts(v, places) for v in plan.waiting], np.int64)
         states = [
             self.expander.cut(policy, one.states[before.parent[v]], one.states[v], offset)
             for v, offset in places

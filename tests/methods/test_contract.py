@@ -7,13 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.samples import to_path_rows
 from graphpo_agent.methods import METHODS
 from graphpo_agent.methods.dapo import Dapo
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.grpo import Grpo
-from graphpo_agent.methods.method import Method, training_sample
+from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.methods.prm import Prm
 from graphpo_agent.methods.pros import Pros
 from graphpo_agent.methods.spo_chain import SpoChain
@@ -25,6 +26,7 @@ from graphpo_agent.methods.treerl import TreeRL
 from graphpo_agent.methods.treerpo import TreeRpo
 from graphpo_agent.rollout.grow import UNLIMITED, Rollout
 from graphpo_agent.types import SamplingParams
+from tests.methods.shapes import graph_from
 from tests.rollout.test_grow import NoPolicy, Walk, grower, tasks
 
 EACH_EDGE_ONCE: dict[str, Method] = {
@@ -45,6 +47,27 @@ TRAJECTORIES: dict[str, Method] = {
     "pros": Pros(4),
 }
 ALL = EACH_EDGE_ONCE | TRAJECTORIES
+
+
+def test_advantages_of_trajectories_belong_to_their_rows():
+    """An early-stopped path beside two answers: the local engine and verl would differ."""
+    graph = graph_from([None, 0, 0, 0], [None, None, 1.0, 0.0])
+
+    def credits(**changed):
+        class Own(Grpo):
+            def assign_credit(self, graphs, classes):
+                found = super().assign_credit(graphs, classes)
+                return [replace(credit, **changed) for credit in found]
+
+        return credits_of(Own(2), [graph], [np.arange(4)])
+
+    for rows in (None, [1, 3], [2]):
+        with pytest.raises(ConfigError, match="rows that are the terminals"):
+            credits(rows=None if rows is None else np.array(rows))
+    with pytest.raises(ConfigError, match="graph g: trajectory_advantages want one number"):
+        credits(trajectory_advantages=np.array([0.5, np.nan, 0.5]))
+    (credit,) = credits()
+    assert credit.rows is not None and credit.rows.tolist() == [2, 3]
 
 
 class Tokenizer:

@@ -86,6 +86,13 @@ def test_a_trajectory_without_its_score_is_no_row_and_the_others_keep_their_adva
     ]
 
 
+def test_a_prompt_that_is_an_answer_has_no_edge_to_score():
+    graph = graph_from([None], [1.0], step_score=[None])
+    for steps in ("edges", "response"):
+        credit = credit_of(Prm(steps=steps), graph)
+        assert credit.rows is not None and not len(credit.rows) and not credit.has_signal
+
+
 def test_early_stopped_paths_count_nowhere():
     graph = graph_from([None, 0, 0, 0], [None, 1.0, 0.0, None], step_score=[None, 1.0, 0.0, 0.123])
     h = 0.5**0.5

@@ -9,9 +9,9 @@ from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError
 from graphpo_agent.graph.budget import Budget
-from graphpo_agent.methods.growth import Branch
+from graphpo_agent.methods.growth import Branch, Plan
 from graphpo_agent.methods.grpo import Grpo
-from graphpo_agent.methods.method import training_sample
+from graphpo_agent.methods.method import UNMERGED, training_sample
 from graphpo_agent.methods.spo_chain import SpoChain
 from graphpo_agent.methods.treerl import TreeRL
 from graphpo_agent.rollout.branches import continuations, cut_edges, within_paths
@@ -150,6 +150,36 @@ def test_a_node_whose_own_edge_is_cut_too_is_continued_at_its_end():
         (1, None),
     ]
     assert graph.node_ids[[2, 3]].tolist() == [31, 9]
+
+
+class CutsBesideOneThatWaits:
+    """Cuts the first edge of four while the other paths wait."""
+
+    name, merging, needs_states, whiten = "own", UNMERGED, False, "none"
+
+    def __init__(self):
+        self.seen = {}
+
+    def plan(self, growth):
+        graph = growth.graph
+        active = [graph.token_ids[graph.span(v)].tolist() for v in growth.active]
+        self.seen.setdefault(graph.id, []).append(active)
+        if growth.layer == 1:
+            return Plan([Branch(0, 4)])
+        if growth.layer == 2:
+            cuts = [Branch(1, offset=i) for i in range(1, graph.num_tokens[1])]
+            return Plan(cuts, waiting=growth.active[growth.active > 1])
+        return Plan([])
+
+
+def test_what_waits_is_the_same_path_after_an_edge_was_cut(directory):
+    method = CutsBesideOneThatWaits()
+    rollouts, _ = grown(directory, method, Budget(), segment_length=6)
+    for rollout in rollouts:
+        _, before, after = method.seen[rollout.graph.id]
+        waiting = before[-3:]
+        assert len(before) == 4 and after[:3] == waiting, "they come before what is new"
+        assert rollout.graph.num_nodes > 6, "the edge was cut more than once"
 
 
 def test_a_seed_belongs_to_the_id_of_a_node():
