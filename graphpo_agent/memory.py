@@ -43,10 +43,13 @@ from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.engines.local.saved import saved_bytes
 from graphpo_agent.engines.local.shelves import shelf_capacity
 from graphpo_agent.engines.minibatches import num_minibatches
+from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import first_line
 from graphpo_agent.graph.budget import branching_at
 from graphpo_agent.graph.samples import TrainingSample
 from graphpo_agent.machine import free_memory
+from graphpo_agent.rollout.grow import TASKS_AT_ONCE
+from graphpo_agent.rollout.summarize import SUMMARY_REQUEST
 
 __all__ = ["describe_budget", "describe_memory", "memory_of"]
 
@@ -119,7 +122,7 @@ def _describe_rows(config: RunConfig, prompt_tokens: int) -> list[str]:
     path = prompt_tokens + max(1, config.mode.max_response_tokens // 2)  # before a learned token
     row = _row_tokens(config, prompt_tokens)
     alike = prompt_tokens if isinstance(config.method, _CHAINS) else path
-    if row >= min(2 * alike, prompt_tokens + _graph_tokens(config, 0)):
+    if row >= min(2 * alike, prompt_tokens + _graph_tokens(config)):
         return []
     return [
         f"memory: rows of {row:,} tokens (update.max_tokens_per_batch is {limit:,}) hold few paths "
@@ -188,21 +191,20 @@ def memory_of(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
 
 
 def _estimate(config: RunConfig, prompt_tokens: int) -> MemoryEstimate:
-    mode, update = config.mode, config.update
+    update = config.update
     device, compute = usable_device(device_of(config.model)), compute_options(config)
     on_cpu = device.type == "cpu"
     model = model_in_outline(config.model)
     sizes, row = model_sizes(model), _row(config, prompt_tokens)
-    longest = prompt_tokens + mode.max_response_tokens
     if isinstance(config.engine, LocalEngineConfig):
         dtype = torch.bfloat16 if compute.autocast else getattr(torch, config.model.dtype)
-        paged, prompts = pages_fit(device, dtype), config.train.prompts_per_step
+        paged, prompts = pages_fit(device, dtype), min(config.train.prompts_per_step, TASKS_AT_ONCE)
+        longest = prompt_tokens + config.mode.max_response_tokens
         columns = 0 if paged else prompts * _most_edges(config)[1] * shelf_capacity(longest)
         held = min(gib(config.engine.max_batch_gib), columns * token_bytes(sizes, compute))
-        kept = prompts * (prompt_tokens + _graph_tokens(config, PAGE - 1 if paged else 0))
-        states = 1 if isinstance(mode, SegmentMode) else 2  # behind a turn, and what it observed
-        states = prompts * (1 + states * _most_edges(config)[0])
-        held += states * state_bytes(model.config.get_text_config(), product_bytes(sizes, compute))
+        kept = prompts * (prompt_tokens + _sampled_tokens(config, PAGE - 1 if paged else 0))
+        of_one = state_bytes(model.config.get_text_config(), product_bytes(sizes, compute))
+        held += prompts * _most_states(config) * of_one
     else:
         halved = 2 if config.model.autocast else 1
         held, kept = _vllm_bytes(config.engine, sizes.weight_bytes // halved, device), 0
@@ -230,20 +232,40 @@ def _vllm_bytes(
     return int(engine.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
 
 
-def _graph_tokens(config: RunConfig, unused: int) -> int:
-    """The most tokens that one graph can have, its prompt left out: every edge at its limit.
+def _graph_tokens(config: RunConfig) -> int:
+    """The most tokens that one graph can have, its prompt left out: every edge at its limit."""
+    (sampled, observed), budget = _edge_tokens(config), config.budget.tokens
+    edges, paths = _most_edges(config)
+    tokens = edges * observed + (edges * sampled if budget is None else budget)
+    return min(tokens, paths * config.mode.max_response_tokens)
+
+
+def _sampled_tokens(config: RunConfig, unused: int) -> int:
+    """The most tokens that the sampler keeps of one graph: also the policy's summaries.
 
     Args:
         config: the run.
         unused: tokens for which a sampled text leaves room at its end.
     """
-    (sampled, observed), budget = _edge_tokens(config), config.budget.tokens
-    edges, paths = _most_edges(config)
-    tokens = edges * observed + (edges * sampled if budget is None else budget)
-    tokens = min(tokens, paths * config.mode.max_response_tokens) + edges * unused
-    if isinstance(config.state, SummaryState) and isinstance(config.method, GraphPOMethod):
-        tokens += edges * (config.state.max_summary_tokens + unused)
+    tokens = _graph_tokens(config) + _most_edges(config)[0] * unused
+    if summaries := _most_summaries(config):
+        assert isinstance(config.state, SummaryState)
+        request = len(HfTokenizer.load(config.model.path).encode(SUMMARY_REQUEST))
+        tokens += summaries * (request + config.state.max_summary_tokens + unused)
     return tokens
+
+
+def _most_states(config: RunConfig) -> int:
+    """The most places of one graph at which the sampler keeps what linear layers know."""
+    behind = 1 if isinstance(config.mode, SegmentMode) else 2  # a turn, and what it observed
+    return 1 + behind * _most_edges(config)[0] + 2 * _most_summaries(config)
+
+
+def _most_summaries(config: RunConfig) -> int:
+    """The most states of one graph that the policy summarises, the prompt's among them."""
+    if isinstance(config.state, SummaryState) and isinstance(config.method, GraphPOMethod):
+        return 1 + _most_edges(config)[0]
+    return 0
 
 
 def _edge_tokens(config: RunConfig) -> tuple[int, int]:

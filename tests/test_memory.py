@@ -1,8 +1,11 @@
 """The memory that a run's configuration will need."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3_5TextConfig
 
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
@@ -12,7 +15,22 @@ from graphpo_agent.engines.local.options import ComputeOptions
 from graphpo_agent.engines.local.packing import pack
 from graphpo_agent.engines.local.probe import kv_shape
 from graphpo_agent.engines.local.reach import context_limit
-from graphpo_agent.memory import describe_memory, memory_of
+from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.tokenizer import HfTokenizer
+from graphpo_agent.memory import (
+    _most_edges,
+    _most_states,
+    _most_summaries,
+    _sampled_tokens,
+    describe_memory,
+    memory_of,
+)
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.rollout.embed import HashingEmbedder
+from graphpo_agent.rollout.grow import TASKS_AT_ONCE, Grower
+from graphpo_agent.rollout.segment import SegmentExpander
+from graphpo_agent.rollout.summarize import PolicySummary
+from graphpo_agent.types import SamplingParams, Task
 from tests.engines.graphs import counted_bytes, tree_sample
 from tests.worlds import run_arguments
 
@@ -60,6 +78,62 @@ def test_the_sampler_holds_the_tokens_of_all_graphs_of_a_step(reach, tmp_path, m
         one.sampler,
     )
     assert one.total == sum(parts), "on a CPU the sampler keeps its memory"
+
+
+def test_the_sampler_holds_no_more_graphs_than_grow_at_once(reach, tmp_path):
+    one, many, more = (
+        told(reach, tmp_path, f"train.prompts_per_step={count}").sampler
+        for count in (1, TASKS_AT_ONCE, 4 * TASKS_AT_ONCE)
+    )
+    assert one < many == more
+
+
+@pytest.mark.parametrize("family", [Qwen2Config, Qwen3_5TextConfig])
+def test_the_sampler_holds_what_the_policy_says_of_its_states(reach, tmp_path, family):
+    policy = tmp_path / "policy"
+    shutil.copytree(reach / "policy", policy)
+    torch.manual_seed(0)
+    tokenizer = HfTokenizer.load(str(policy))
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 64, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None}
+    AutoModelForCausalLM.from_config(
+        family(vocab_size=tokenizer.vocab_size, max_position_embeddings=2048, **sizes, **heads)
+    ).save_pretrained(policy)
+    path, *changes = run_arguments(
+        reach,
+        tmp_path / "run",
+        "method={name: graphpo, schedule: [2, 3]}",
+        "mode={kind: segment, segment_length: 5, max_response_tokens: 15}",
+        "state={kind: policy_summary, max_summary_tokens: 5, embedder: {kind: hashing}}",
+        f"model.path={policy}",
+    )
+    config = load_config(RunConfig, path, changes)
+    sampler = LocalPolicy(load_model(str(policy)), tokenizer)
+    kept = {}
+    release = sampler.release
+
+    def look_and_release():
+        kept.update(tokens=sampler._pool.used, states=sampler._states._used - 1)
+        release()
+
+    sampler.release = look_and_release
+    grower = Grower(
+        SegmentExpander(segment_length=5, max_response_tokens=15),
+        lambda task, outcome: 0.0,
+        PolicySummary(max_summary_tokens=5),
+        HashingEmbedder(64),
+        overlap=False,
+    )
+    (rollout,) = grower.grow(
+        sampler, [Task("t", "Who?", ())], GraphPO(schedule=(2, 3)), SamplingParams(), (4,)
+    )
+    assert rollout.graph.num_edges == _most_edges(config)[0] == 14
+    assert rollout.ledger.summary_tokens == _most_summaries(config) * 5
+    needless = _most_summaries(config)  # their last tokens
+    announced = rollout.graph.num_tokens[0] + _sampled_tokens(config, unused=0)
+    assert kept["tokens"] == announced - needless, "what is drawn here fills its pages"
+    if family is Qwen3_5TextConfig:
+        assert kept["states"] == _most_states(config)
 
 
 @pytest.mark.parametrize(

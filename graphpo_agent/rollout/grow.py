@@ -51,13 +51,13 @@ from graphpo_agent.types import (
     Task,
 )
 
-__all__ = ["UNLIMITED", "Grower", "Rollout"]
+__all__ = ["TASKS_AT_ONCE", "UNLIMITED", "Grower", "Rollout"]
 
 
 UNLIMITED = Budget()
 NO_PREFIXES: Mapping[str, Prefix] = {}
 
-_TASKS_AT_ONCE = 256
+TASKS_AT_ONCE = 256
 """The keys and values of their paths are kept until all of them are finished."""
 
 
@@ -165,9 +165,9 @@ class Grower:
             drawn: told how many tokens each continuation has, as soon as it is there.
         """
         rollouts: list[Rollout] = []
-        for start in range(0, len(tasks), _TASKS_AT_ONCE):
+        for start in range(0, len(tasks), TASKS_AT_ONCE):
             scheduler = PolicyScheduler(policy, self.overlap, drawn)
-            batch = tasks[start : start + _TASKS_AT_ONCE]
+            batch = tasks[start : start + TASKS_AT_ONCE]
             growing = [
                 self._grow(
                     scheduler,

@@ -63,6 +63,28 @@ def test_a_context_can_be_cut_wherever_its_last_token_was_sampled(
     check_completion(model, tokens[:20], completion)
 
 
+@FAMILIES
+def test_cuts_of_one_text_are_computed_one_behind_the_other(make_model, tokenizer, rows, family):
+    """What linear layers know cannot be had from inside a text; attention has the keys there."""
+    model = make_model(family)
+    policy = LocalPolicy(model, tokenizer)
+    prompt = [5, 9, 30]
+    (first,) = complete(policy, [SampleRequest(policy.open(prompt), 3, 24)], SAMPLING)
+    tokens = [*prompt, *first.token_ids]
+    assert len(tokens) == 27
+    passes = forward_passes(model)
+    for ends, again in (([7, 11, 19, 7], 16), ([15, 23, 11], 4 + 4)):
+        contexts = [policy.cut(first.context, end, tokens[end - 1]) for end in ends]
+        before = sum(passes)
+        requests = [SampleRequest(context, i, 1) for i, context in enumerate(contexts)]
+        completions = complete(policy, requests, SAMPLING)
+        if family == "qwen2":
+            again = len(ends)  # the last token of each
+        assert sum(passes) - before == again
+        for end, completion in zip(ends, completions, strict=True):
+            check_completion(model, tokens[:end], completion)
+
+
 def test_every_prefix_token_is_computed_once(make_model, tokenizer, rows):
     policy = LocalPolicy(make_model(), tokenizer)
     prompt = policy.open(range(3, 40))

@@ -390,7 +390,7 @@ def test_many_tasks_are_grown_in_turn_and_each_as_if_alone(
 ) -> None:
     method, policy = GraphPO(schedule=(4, 2, 2)), NoPolicy()
     together = grow(method, count)
-    monkeypatch.setattr(grow_module, "_TASKS_AT_ONCE", 3)
+    monkeypatch.setattr(grow_module, "TASKS_AT_ONCE", 3)
     in_turn = grower().grow(policy, tasks(count), method, SamplingParams(), (0, "step"))  # type: ignore[arg-type]
     assert policy.released == releases
     for a, b in zip(together, in_turn, strict=True):

@@ -1,6 +1,6 @@
 """The tree of token runs behind a policy's contexts, and what of it is computed next."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -98,6 +98,7 @@ class ContextTree:
         self._nodes: list[Node] = []
         self._prompts: list[tuple[tuple[int, ...], int]] = []
         self._known: dict[tuple[int, bool, tuple[int, ...]], int] = {}
+        self._cuts: dict[int, list[tuple[int, int]]] = {}
         self._generation = 0
         self._states = torch.empty(0)
         self._num_states = 0
@@ -107,7 +108,7 @@ class ContextTree:
 
     def clear(self) -> None:
         """Forget everything; older handles are refused from now on."""
-        self._nodes, self._prompts, self._known = [], [], {}
+        self._nodes, self._prompts, self._known, self._cuts = [], [], {}, {}
         self._states, self._num_states = torch.empty(0), 0
         self._generation += 1
 
@@ -151,10 +152,11 @@ class ContextTree:
             num_tokens: of its path, to the cut.
             last: the last of them.
         """
-        node = self._nodes[self._holding(index, num_tokens)]
-        own = node.token_ids[: num_tokens - self._num_tokens(node.parent)]
+        index = self._holding(index, num_tokens)
         if self._cuts_compute:
-            return self._uncomputed_behind(node.parent, node.sampled, own)
+            return self._cut_anew(index, num_tokens)
+        node = self._nodes[index]
+        own = node.token_ids[: num_tokens - self._num_tokens(node.parent)]
         assert node.slots is not None and len(node.slots) >= num_tokens - 1, "computed"
         slots = node.slots[: num_tokens - 1]
         self._nodes.append(Node(node.parent, own, (last,), True, num_tokens, slots))
@@ -254,6 +256,19 @@ class ContextTree:
         node.parent, node.token_ids, node.pending = len(self._nodes) - 1, rest, rest
         node.slots = None
         return node.parent
+
+    def _cut_anew(self, index: int, num_tokens: int) -> LocalContext:
+        """The first tokens of a node's path, to be computed from the last cut before there on."""
+        node, cuts = self._nodes[index], self._cuts.setdefault(index, [])
+        first = self._num_tokens(node.parent)
+        place = bisect_right(cuts, num_tokens, key=lambda cut: cut[0])
+        start, parent = cuts[place - 1] if place else (first, node.parent)
+        if start == num_tokens:
+            return self._handle(parent)
+        own = node.token_ids[start - first : num_tokens - first]
+        context = self._uncomputed_behind(parent, node.sampled, own)
+        cuts.insert(place, (num_tokens, context.index))
+        return context
 
     def _holding(self, index: int, num_tokens: int) -> int:
         """The node that holds the last of the first tokens of a node's path."""
