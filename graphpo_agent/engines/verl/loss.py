@@ -105,7 +105,7 @@ def graph_objective(
     if terms.kl:
         divergence = (weights * reverse_kl(logprobs, fields["ref_log_prob"])).sum() * ranks
         loss = loss + terms.kl * divergence
-        metrics["actor/reference_kl"] = Metric(AggregationType.SUM, divergence.detach() / ranks)
+        metrics["actor/reference_kl"] = Metric(AggregationType.SUM, divergence.detach())
     if terms.entropy:
         assert entropies is not None
         entropy = (weights * entropies).sum() * ranks

@@ -193,7 +193,6 @@ def verl_settings(
         "sync_seconds": _SYNC_SECONDS,
         "outage_limit": config.outage_limit,
         "shares_prefixes": verl_engine(config).share_prefixes,
-        "ranks": verl_engine(config).nodes * verl_engine(config).gpus_per_node,
     }
     return settings | {"+graphpo": own}
 

@@ -94,7 +94,14 @@ class GraphTrainer(PPOTrainerSync):
         self._terms = [advantage_field(term) for term in range(self._own.terms)]
         terms = LossTerms(("advantages", *self._terms[1:]), self._own.kl, self._own.entropy)
         self.actor_rollout_wg.set_loss_fn(partial(graph_loss, actor, terms))
-        self._ranks = self._own.ranks
+
+    @property
+    def _ranks(self) -> int:
+        """Processes that get rows of their own; those that share a row (Ulysses) are one."""
+        group: Any = self.actor_rollout_wg
+        if "actor" not in group._dispatch_info:
+            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+        return max(group._dispatch_info["actor"]) + 1
 
     def on_init_end(self) -> None:
         """Give the servers their first weights."""

@@ -140,3 +140,34 @@ def test_loss_and_gradient_are_the_local_engines_also_where_ratios_clip(
     assert max(g.abs().max() for g in expected.values()) > 1e-3
     worst = max(float((found[name] - expected[name]).abs().max()) for name in expected)
     assert worst <= 1e-10, worst
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_divergence_is_reported_as_it_is_weighted_in_the_loss(ranks):
+    from verl.utils.metric import Metric
+    from verl.workers.config import FSDPActorConfig
+
+    from graphpo_agent.engines.verl.loss import LossTerms, graph_objective
+
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=1, ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=8
+    )
+    generator = torch.Generator().manual_seed(0)
+    logprobs, reference, weights = torch.rand(3, 8, 5, generator=generator, dtype=torch.float64)
+    fields = {
+        "response_mask": torch.ones_like(weights),
+        "old_log_probs": logprobs,
+        "ref_log_prob": reference,
+        "token_weights": weights,
+        "advantages": torch.zeros_like(weights),
+    }
+    whole = (weights * (torch.exp(reference - logprobs) - 1 - (reference - logprobs))).sum()
+    of_ranks, loss = [], 0.0
+    for rows in torch.arange(8).split(8 // ranks):
+        own = {name: values[rows] for name, values in fields.items()}
+        terms = LossTerms(("advantages",), kl=0.1)
+        one, metrics = graph_objective(config, terms, logprobs[rows], None, own, ranks)
+        of_ranks.append(metrics["actor/reference_kl"])
+        loss += one.item() / ranks  # gradients are averaged
+    assert Metric.aggregate_dp(of_ranks) == pytest.approx(whole.item())
+    assert loss == pytest.approx(0.1 * whole.item())

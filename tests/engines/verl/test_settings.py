@@ -164,7 +164,7 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     ) == settings | dict.fromkeys((f"{override}.{name}" for name in dropped), 0.0)
     assert settings["trainer.default_local_dir"] == str(tmp_path / "checkpoints")
     own = settings["+graphpo"]
-    assert (own["minibatch_graphs"], own["ranks"], own["terms"], own["kl"]) == (4, 2, 1, 0.01)
+    assert (own["minibatch_graphs"], own["terms"], own["kl"]) == (4, 1, 0.01)
     whole = ["model", "optimizer", "extra", "hf_model"]
     assert settings[f"{actor}.checkpoint.save_contents"] == whole
     lora = config("model.lora={rank: 4, alpha: 8, target_modules: [q_proj]}")

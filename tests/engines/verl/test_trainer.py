@@ -37,6 +37,21 @@ def test_weights_that_no_server_takes_end_the_run() -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize(("parts", "ranks"), [([0, 1], 2), ([0, 0, 1, 1], 2), ([0, 0], 1)])
+def test_processes_that_share_their_rows_are_one(parts: list[int], ranks: int) -> None:
+    from graphpo_agent.engines.verl.trainer import GraphTrainer
+
+    asked: list[str] = []
+
+    def query(role: str) -> list[int]:
+        asked.append(role)
+        return parts
+
+    trainer: Any = GraphTrainer.__new__(GraphTrainer)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={}, _query_dispatch_info=query)
+    assert trainer._ranks == trainer._ranks == ranks and asked == ["actor"]
+
+
 def test_a_step_in_which_a_prompt_brought_no_graph_ends_the_run() -> None:
     from graphpo_agent.engines.verl.trainer import GraphTrainer
 
