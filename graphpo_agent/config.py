@@ -46,6 +46,9 @@ __all__ = [
     "VllmEngineConfig",
 ]
 
+_LARGEST = 1e38
+"""Of finite bounds, which float32 numbers are compared with."""
+
 
 class LoraConfig(Strict):
     """Low-rank adapters, trained in place of the weights; needs the extra ``lora``."""
@@ -204,6 +207,12 @@ def _leaves_a_choice(temperature: float) -> float:
     return temperature
 
 
+def _in_single_precision(bound: float) -> float:
+    if _LARGEST < bound < math.inf:
+        raise ValueError(f"Input should be at most {_LARGEST:g}, or .inf for no bound")
+    return bound
+
+
 class SamplingConfig(Strict):
     """How training rollouts draw tokens."""
 
@@ -235,7 +244,7 @@ class UpdateConfig(Strict):
     """Graphs per optimiser step, about: those that have an advantage are dealt out evenly."""
     epochs: Positive = 1
     clip_low: Annotated[Number, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[Number, Field(gt=0)] = 0.2
+    clip_high: Annotated[Number, Field(gt=0), AfterValidator(_in_single_precision)] = 0.2
     dual_clip: Annotated[Number, Field(gt=1)] | None = None
     """Where an advantage is negative, a ratio counts up to this; None: however large it is."""
     kl_coefficient: NonNegative = 0.0
@@ -248,7 +257,7 @@ class UpdateConfig(Strict):
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """What ratios are taken against: log-probabilities computed before the first minibatch, or
     those that were recorded while sampling."""
-    mismatch_cap: Annotated[Number, Field(ge=1, allow_inf_nan=False)] | None = None
+    mismatch_cap: Annotated[Number, Field(ge=1), AfterValidator(_in_single_precision)] | None = None
     """A token's gain is multiplied by its probability under the trainer over that under the
     sampler, up to this (truncated importance sampling); None: it is not."""
     max_tokens_per_batch: Positive = 4096

@@ -1,12 +1,19 @@
 """What a run through verl can be told beside what every run can."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from graphpo_agent.config_base import Gibibytes, Number, Positive, Size, Strict
 
 __all__ = ["VerlEngineConfig"]
+
+
+def _may_be_a_cluster(address: str) -> str:
+    if address != "auto" and not re.fullmatch(r"\S+:\d+", address):
+        raise ValueError("Input should be auto or host:port")
+    return address
 
 
 class VerlEngineConfig(Strict):
@@ -30,7 +37,7 @@ class VerlEngineConfig(Strict):
     """Each has tools, embedder and verifier of its own and grows its share of a step's graphs."""
     share_prefixes: bool = True
     """The update computes what rows begin with alike once; off: as verl does, row by row."""
-    ray_address: str | None = None
+    ray_address: Annotated[str, AfterValidator(_may_be_a_cluster)] | None = None
     """A Ray cluster that runs, ``auto`` or its address; None: one is started on this machine."""
     patience_minutes: Size = 120.0
     """A run in which no step ends for so long is ended."""

@@ -89,7 +89,7 @@ def build(kind: str, corpus: str, out: str, options: Sequence[str]) -> int:
 
 
 def info(directory: str) -> int:
-    """``graphpo index info``: the manifest of an index that can be used."""
+    """``graphpo index info``: the manifest of an index, and what it takes."""
     print(json.dumps(describe_index(directory), indent=2))
     return 0
 

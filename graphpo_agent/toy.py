@@ -127,7 +127,10 @@ def _knob(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
     whole = isinstance(number, int) and not isinstance(number, bool)
     least = int(name in _NEEDED)
     if known[name] is int and not (whole and least <= number < 2**63):
-        raise ConfigError(f"knob {text!r}: the value must be a whole number of at least {least}")
+        raise ConfigError(
+            f"knob {text!r:.200}: the value must be a whole number of at least {least} and less "
+            "than 2**63"
+        )
     if not (whole or isinstance(number, float)) or (known[name] is float and not 0 <= number <= 1):
         raise ConfigError(f"knob {text!r}: the value must be a number in [0, 1]")
     return name, number

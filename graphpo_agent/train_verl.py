@@ -23,7 +23,7 @@ from graphpo_agent.engines.verl.launch import (
 )
 from graphpo_agent.engines.verl.nodes import named_paths
 from graphpo_agent.engines.verl.settings import (
-    check_sharing,
+    check_composed,
     verl_engine,
     verl_settings,
 )
@@ -61,8 +61,7 @@ def check_verl(config: RunConfig) -> list[str]:
         return ["verl: not installed here, its own configuration has not been checked"]
     engine, composed = verl_engine(config), _composed(config, Path(config.output))
     validate(composed)
-    if engine.share_prefixes:
-        check_sharing(composed)
+    check_composed(composed)
     gpus = engine.nodes * engine.gpus_per_node
     return [
         f"verl: {engine.nodes} × {engine.gpus_per_node} GPUs, FSDP2 over all of them, "

@@ -124,7 +124,10 @@ def open_index(directory: Path | str, **options: Any) -> Retriever:
 
 
 def describe_index(directory: Path | str) -> dict[str, Any]:
-    """The manifest of a usable index, with what it was predicted to need and what it takes.
+    """The manifest of an index, with what it was predicted to need and what it takes.
+
+    One of kind bm25 is opened; of the others, which need Java or an encoder, only what leads to
+    their corpus.
 
     Returns:
         The manifest and, in bytes, ``predicted`` (see ``Needs``; None for a finished faiss file
@@ -132,11 +135,17 @@ def describe_index(directory: Path | str) -> dict[str, Any]:
         of the files that a search may touch.
 
     Raises:
-        ToolError: there is no index, or its corpus has gone or changed.
+        ToolError: there is no index, what is looked at is damaged, or its corpus has gone or
+            changed.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
-    open_corpus(directory, manifest)
+    if manifest["kind"] == "bm25":
+        from retrievers.bm25 import Bm25Retriever
+
+        Bm25Retriever(directory)  # which reads little of it
+    else:
+        open_corpus(directory, manifest)
     predicted = None
     if manifest["kind"] != "dense" or manifest["options"]["index_type"] is not None:
         needs = predict_memory(

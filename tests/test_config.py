@@ -88,6 +88,12 @@ KB = ROOT / "configs/toy/kb.yaml"
         ("sampling.top_p=1.5", "sampling.top_p: Input should be less than or equal to 1"),
         ("update.dual_clip=1", "update.dual_clip: Input should be greater than 1"),
         ("update.learning_rate=.inf", "update.learning_rate: Input should be a finite number"),
+        ("update.clip_high=1e39", "update.clip_high: Input should be at most 1e+38, or .inf"),
+        ("update.mismatch_cap=1e39", "update.mismatch_cap: Input should be at most 1e+38"),
+        (
+            "engine={kind: verl, max_context_tokens: 8, ray_address: x}",
+            "engine.ray_address: Input should be auto or host:port",
+        ),
         ("update.mismatch_cap=0.5", "update.mismatch_cap: Input should be greater than or equal"),
         (
             "update={minibatch_graphs: 1, old_logprobs: rollout, mismatch_cap: 2}",

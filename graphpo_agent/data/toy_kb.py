@@ -174,8 +174,12 @@ def _check(
         )
     if num_chains not in (1, 2):
         raise ConfigError(f"kb world: num_chains must be 1 or 2, found {num_chains}")
-    if hops < 1:
-        raise ConfigError(f"kb world: hops must be at least 1, found {hops}")
+    fewest = num_entities // 6  # held-out ones; a question names each at most once
+    if not 1 <= hops <= fewest // num_chains:
+        raise ConfigError(
+            f"kb world: hops must be in [1, {fewest // num_chains}] with num_entities "
+            f"{num_entities} and num_chains {num_chains}, found {hops}"
+        )
     if not 0 <= num_distractors <= len(DISTRACTORS):
         raise ConfigError(
             f"kb world: num_distractors must be in [0, {len(DISTRACTORS)}], found {num_distractors}"

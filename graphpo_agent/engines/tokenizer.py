@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
+from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer
 from transformers import (
     AutoTokenizer,
@@ -125,9 +126,18 @@ class HfTokenizer:
             _check_object(words)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+        except StrictDataclassError as error:  # it is read to tell the kind of tokenizer
+            why = " ".join(str(error).split())
+            raise ModelError(f"model {name} cannot be read: config.json: {why}") from error
         except Exception as error:  # of no narrower kind, where tokenizer.json is wrong
             why = why_not_loaded(name, error)
             raise ModelError(f"tokenizer of {name} cannot be read: {why}") from error
+        longest: object = tokenizer.model_max_length
+        if not isinstance(longest, int | float):
+            raise ModelError(
+                f"tokenizer of {name}: model_max_length in tokenizer_config.json must be a number, "
+                f"found {longest!r:.60}"
+            )
         if len(tokenizer.get_vocab()) == len(tokenizer.get_added_vocab()):
             raise ModelError(
                 f"tokenizer of {name} knows no text, only {len(tokenizer.get_vocab())} control "

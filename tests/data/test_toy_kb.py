@@ -194,7 +194,8 @@ def test_noise_slips_hurry_and_a_short_horizon_each_cost_accuracy(tmp_path):
     [
         ({"num_entities": 10}, "num_entities must be in"),
         ({"num_chains": 3}, "num_chains must be 1 or 2"),
-        ({"hops": 0}, "hops must be at least 1"),
+        ({"hops": 0}, "hops must be in"),
+        ({"hops": 1000}, "hops must be in"),
         ({"num_distractors": 9}, "num_distractors must be in"),
         ({"max_turns": 1}, "max_turns must be at least 2"),
         ({"num_chains": 1, "hops": 1, "num_train": 5000}, "do not give 5000 different questions"),

@@ -146,6 +146,34 @@ def test_missing_weights_are_refused_and_not_made_up(model_dir):
         load_model(str(model_dir))
 
 
+def test_weights_of_other_sizes_are_named(model_dir):
+    path = model_dir / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"intermediate_size": 2 * config["intermediate_size"]}))
+    with pytest.raises(ModelError, match=r"config\.json gives, first model\.layers\.0\.mlp") as one:
+        load_model(str(model_dir))
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    assert f"[{hidden}, {width}] instead of [{hidden}, {2 * width}]" in str(one.value)
+    assert "\n" not in str(one.value)
+
+
+def test_weights_without_a_place_are_told(model_dir):
+    path = model_dir / "config.json"
+    config = json.loads(path.read_text())
+    layers = config["num_hidden_layers"] - 1
+    config |= {"num_hidden_layers": layers, "layer_types": config["layer_types"][:layers]}
+    path.write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match=rf"left out, first model\.layers\.{layers}\."):
+        assert load_model(str(model_dir)).config.num_hidden_layers == layers
+
+
+def test_weights_that_are_no_numbers_are_not_blamed_on_the_family(make_model, tokenizer):
+    model = make_model()
+    model.model.norm.weight.data.fill_(torch.nan)
+    with pytest.raises(ModelError, match="logits are no numbers; give sound weights"):
+        LocalEngine(model, tokenizer, OptimizerOptions())
+
+
 def test_a_missing_directory_is_one_line(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         load_model(str(tmp_path / "nothing"))

@@ -183,6 +183,26 @@ def test_a_wrong_tokenizer_file_is_one_line(tokenizer_dir, tmp_path, content, sa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["512", []])
+def test_a_longest_text_that_is_no_number_is_one_line(tokenizer_dir, tmp_path, value):
+    directory = Path(shutil.copytree(tokenizer_dir, tmp_path / "model"))
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": value}))
+    with pytest.raises(ModelError, match=r"model_max_length in tokenizer_config\.json must be a"):
+        HfTokenizer.load(str(directory))
+
+
+def test_a_model_configuration_that_cannot_be_is_not_blamed_on_the_tokenizer(
+    tokenizer_dir, tmp_path
+):
+    directory = Path(shutil.copytree(tokenizer_dir, tmp_path / "model"))
+    config = {"model_type": "qwen2", "intermediate_size": "wide"}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"model .* cannot be read: config\.json: .*'wide'") as one:
+        HfTokenizer.load(str(directory))
+    assert "\n" not in str(one.value)
+
+
 def test_a_name_too_long_for_a_file_is_one_line():
     with pytest.raises(ModelError, match="does not exist"):
         HfTokenizer.load("a" * 300)

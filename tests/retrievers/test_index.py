@@ -90,6 +90,19 @@ def test_an_index_that_cannot_take_its_place_leaves_the_old_one(tmp_path, rename
     assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "index"]
 
 
+@pytest.mark.parametrize("name", ["data.csc.index.npy", "vocab.index.json", "offsets.npy"])
+@pytest.mark.parametrize("content", [None, b""])
+def test_an_index_with_a_damaged_file_is_not_told_as_one(tmp_path, name, content):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", passages(10))
+    build_index("bm25", corpus, tmp_path / "index", stemmer="none")
+    (tmp_path / "index" / name).unlink()
+    if content is not None:
+        (tmp_path / "index" / name).write_bytes(content)
+    for use in (open_index, describe_index):
+        with pytest.raises(ToolError, match="the index cannot be read"):
+            use(tmp_path / "index")
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

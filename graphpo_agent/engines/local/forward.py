@@ -206,6 +206,10 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
             torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast),
         ):
             logits = model(input_ids=rows, use_cache=False).logits
+            if logits.isnan().any():
+                raise ModelError(
+                    f"model {model.name_or_path}: its logits are no numbers; give sound weights"
+                )
             dtype = check_head(model, lambda: model(input_ids=rows, use_cache=False).logits)
     check_scores(model, flat, rows, logits, dtype)
 

@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -89,7 +90,12 @@ def load_model(
     try:
         with quiet_transformers():
             loaded = _loader(values.get("model_type")).from_pretrained(
-                whole, dtype=dtype, local_files_only=local, output_loading_info=True, **in_full
+                whole,
+                dtype=dtype,
+                local_files_only=local,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, with their names
+                **in_full,
             )
     except Exception as error:  # of no narrower kind, where a value is one no model can have
         reason = _reason(whole, error, "config.json or a weight file")
@@ -302,9 +308,24 @@ def computable(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _check_weights(name: str, loading_info: Mapping[str, Any]) -> None:
+    """Raise ModelError unless the files hold each weight of the model; warn of further ones."""
     missing = sorted(loading_info["missing_keys"])
     if missing:
         raise ModelError(
             f"model {name}: {len(missing)} weights are missing, first {missing[0]}; "
             "the directory does not hold a complete causal language model"
+        )
+    others = sorted((key, *map(list, sizes)) for key, *sizes in loading_info["mismatched_keys"])
+    if others:
+        key, there, wanted = others[0]
+        raise ModelError(
+            f"model {name}: {len(others)} weights are not of the sizes that config.json gives, "
+            f"first {key}, {there} instead of {wanted}; take both from the same model"
+        )
+    unexpected = sorted(loading_info["unexpected_keys"])
+    if unexpected:
+        warnings.warn(
+            f"model {name}: {len(unexpected)} weights of its files have no place in the model that "
+            f"config.json describes and are left out, first {unexpected[0]}",
+            stacklevel=3,
         )

@@ -19,7 +19,7 @@ from graphpo_agent.engines.local.adapter_files import under_adapters
 from graphpo_agent.engines.minibatches import num_minibatches
 from graphpo_agent.errors import ConfigError
 
-__all__ = ["advantage_terms", "check_settings", "check_sharing", "verl_engine", "verl_settings"]
+__all__ = ["advantage_terms", "check_composed", "check_settings", "verl_engine", "verl_settings"]
 
 _NEVER = 1e9
 """A dual clip that never takes hold: verl's ratios end at exp(20) = 5e8."""
@@ -102,16 +102,27 @@ def check_settings(config: RunConfig) -> None:
             raise ConfigError(f"engine.kind verl: {reason}")
 
 
-def check_sharing(composed: Any) -> None:
-    """Check that verl's whole configuration leaves the update to our engine.
+def check_composed(composed: Any) -> None:
+    """Check what overrides have made of verl's whole configuration.
 
     Args:
         composed: see ``launch.compose``.
 
     Raises:
-        ConfigError: an override asks for what only verl's own engine does.
+        ConfigError: one asks for what only verl's own engine does, where ours is to update, or
+            gives what is ours a value that it cannot have.
     """
-    part = composed.actor_rollout_ref
+    own = composed.graphpo
+    seconds = own.sync_seconds
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ConfigError(
+            f"engine.overrides: graphpo.sync_seconds={seconds}: want a number of seconds above 0"
+        )
+    if own.shares_prefixes:
+        _check_sharing(composed.actor_rollout_ref)
+
+
+def _check_sharing(part: Any) -> None:
     for name, value, wanted in (
         ("actor.strategy", part.actor.strategy, "fsdp2"),
         (

@@ -494,6 +494,17 @@ def test_overrides_are_verls_last_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.verl
+@pytest.mark.parametrize("value", ["x", "-1", "0", ".inf", "null"])
+def test_seconds_that_are_none_are_refused_before_anything_starts(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = f"engine.overrides=[graphpo.sync_seconds={value}]"
+    assert main(["train", str(SEARCH), overrides, "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert "graphpo.sync_seconds=" in error and error.count("\n") == 1
+
+
+@pytest.mark.verl
 @pytest.mark.parametrize(
     "override",
     [
