@@ -114,7 +114,7 @@ class Strict(BaseModel):
     A part that does not say its kind is of the kind that it has where the whole part is left out.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
     @model_validator(mode="before")
     @classmethod

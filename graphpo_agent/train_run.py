@@ -27,6 +27,7 @@ from graphpo_agent.report.run_files import flatten, read_run
 from graphpo_agent.train import prepare, train
 from graphpo_agent.train_verl import (
     check_resumed,
+    keep_tasks,
     prepare_verl,
     rewind_logs,
     train_through_verl,
@@ -124,18 +125,19 @@ def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     if resume is not None:
         stored = RunDirectory.existing(resume).config_path
         check_resumed(config, load_config(RunConfig, stored))
-    left_out, notes = prepare_verl(config)
+    tasks = prepare_verl(config)
     path = resume or Path(config.output)
-    console.tell([f"{config.method.name} → {path}", *notes])
+    console.tell([f"{config.method.name} → {path}", *tasks.told])
 
     def going() -> None:  # what cannot go on changes nothing
         if resume is not None:
             run.record_resume(dump_config(config), command_line())
 
     with _begun(config, path, resume is not None, console) as run:
+        keep_tasks(run, tasks.train, resume is not None)
         if resume is not None:
             rewind_logs(run)
-        train_through_verl(config, run, console, resume is not None, going, left_out)
+        train_through_verl(config, run, console, resume is not None, going, tasks.left_out)
     return _finished(run, config, after=None, model=None)
 
 

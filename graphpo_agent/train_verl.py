@@ -33,11 +33,13 @@ from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.installed import vllm_is_for_cpus
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.run_tasks import usable_tasks
+from graphpo_agent.run_tasks import RunTasks, usable_tasks
+from graphpo_agent.types import Task
 
 __all__ = [
     "check_resumed",
     "check_verl",
+    "keep_tasks",
     "prepare_verl",
     "rewind_logs",
     "train_through_verl",
@@ -46,6 +48,7 @@ __all__ = [
 WORKER = "graphpo_agent.verl_worker:make_worker"
 _OF_THE_CHECKPOINT = ("learning_rate", "betas", "weight_decay")
 """Settings of the update that verl takes from the checkpoint that it goes on from."""
+_ANOTHER_RUN = "start another run with model.path=RUN/checkpoints/global_step_N/actor/huggingface"
 
 
 def check_verl(config: RunConfig) -> list[str]:
@@ -81,6 +84,9 @@ def check_resumed(config: RunConfig, before: RunConfig) -> None:
     changed = [
         f"update.{name}" for name in _OF_THE_CHECKPOINT if getattr(now, name) != getattr(then, name)
     ]
+    processes = [each.nodes * each.gpus_per_node for each in map(verl_engine, (config, before))]
+    if processes[0] != processes[1]:
+        changed.append("engine.nodes times engine.gpus_per_node")
     now, then = config.model, before.model
     if now.lora != then.lora:
         changed.append("model.lora")
@@ -90,17 +96,15 @@ def check_resumed(config: RunConfig, before: RunConfig) -> None:
         names = ", ".join(changed)
         raise ConfigError(
             f"engine.kind verl: a resumed run keeps {names}, which verl has in its checkpoint; "
-            "leave it out, or start another run with "
-            "model.path=RUN/checkpoints/global_step_N/actor/huggingface"
+            f"leave it out, or {_ANOTHER_RUN}"
         )
 
 
-def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
+def prepare_verl(config: RunConfig) -> RunTasks:
     """Check all that a run needs before it starts.
 
     Returns:
-        The places of the training tasks whose prompts do not fit, which are left out, and what a
-        reader should know of that.
+        Its tasks.
 
     Raises:
         ConfigError: verl or the model refuses the settings, verl is not installed, or a step needs
@@ -125,7 +129,27 @@ def prepare_verl(config: RunConfig) -> tuple[list[int], list[str]]:
         model_in_outline(config.model)  # the adapters fit
     tasks = usable_tasks(config, build_expander(config.mode))
     check_verl(config)
-    return tasks.left_out, tasks.told
+    return tasks
+
+
+def keep_tasks(run: RunDirectory, tasks: Sequence[Task], resume: bool) -> None:
+    """Note which tasks a run draws from; one that goes on must have those that it had.
+
+    verl goes on inside its pass over them.
+
+    Raises:
+        ConfigError: it has others.
+    """
+    path = run.checkpoints_path / "tasks.json"
+    ids = json.dumps([task.id for task in tasks])
+    if not resume or not path.exists():
+        write_atomically(path, ids)
+    elif path.read_text() != ids:
+        raise ConfigError(
+            f"engine.kind verl: a resumed run goes on inside a pass over its training tasks, and "
+            f"{len(tasks):,} others fit now than those in {path}: give it the same files and "
+            f"engine.max_context_tokens, or {_ANOTHER_RUN}"
+        )
 
 
 def _check_machines(config: RunConfig) -> None:
@@ -186,7 +210,7 @@ def _composed(
     serving: Mapping[str, Any] = {},
     left_out: Sequence[int] = (),
 ) -> Any:
-    # As JSON, which is YAML, and without the sign that OmegaConf would put a value for.
+    # Without the sign that OmegaConf would put a value for.
     text = json.dumps(config.model_dump(mode="json")).replace("$", r"\u0024")
     device = _device(config)
     settings = verl_settings(
@@ -215,7 +239,7 @@ def train_through_verl(
         console: where progress is shown.
         resume: go on from verl's newest checkpoint.
         going: called once, when the first row of metrics is there.
-        left_out: from ``prepare_verl``.
+        left_out: places of the training tasks that are not drawn.
 
     Raises:
         ConfigError: verl is not installed or refuses its settings.

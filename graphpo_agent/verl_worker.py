@@ -1,9 +1,9 @@
 """What the workers of a run through verl grow and credit graphs with."""
 
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
-import yaml
 
 from graphpo_agent.build import (
     build_budget,
@@ -115,9 +115,9 @@ def make_worker(config: str) -> RunWorker:
     """A worker of a run, in a process of verl's.
 
     Args:
-        config: the resolved configuration.
+        config: the resolved configuration, as JSON.
     """
-    run = RunConfig.model_validate(yaml.safe_load(config))
+    run = RunConfig.model_validate(json.loads(config))
     tokenizer = HfTokenizer.load(run.model.path)
     grower, step_scoring = build_grower(run), build_step_scoring(run.method, tokenizer)
     return RunWorker(

@@ -30,7 +30,13 @@ _WHOLE = ("input_ids", "position_ids", "prompts", "responses", "response_mask")
 """Fields of whole numbers."""
 
 
-def make_engine(model: str, shares: bool, checkpointing: bool = False, lora_rank: int = 0) -> Any:
+def make_engine(
+    model: str,
+    shares: bool,
+    checkpointing: bool = False,
+    lora_rank: int = 0,
+    precision: str = "fp32",
+) -> Any:
     """An FSDP2 engine of verl's, ours or its own, in a process group that is there.
 
     Args:
@@ -38,6 +44,7 @@ def make_engine(model: str, shares: bool, checkpointing: bool = False, lora_rank
         shares: whether it is ours, whose rows share their prefixes.
         checkpointing: whether layers are computed again in the backward pass.
         lora_rank: of adapters; 0 for none.
+        precision: in which matrices are multiplied.
     """
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -61,7 +68,7 @@ def make_engine(model: str, shares: bool, checkpointing: bool = False, lora_rank
         engine_config=FSDPEngineConfig(
             strategy="fsdp2",
             model_dtype="fp32",
-            mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32"},
+            mixed_precision={"param_dtype": precision, "reduce_dtype": "fp32"},
             use_torch_compile=False,
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),

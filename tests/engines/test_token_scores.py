@@ -57,18 +57,25 @@ def drawn(bias=True, dtype=torch.float64, scale=1.0, cap=None):
     )
 
 
-@pytest.fixture(params=["cpu", "in parts", "gpu"])
+@pytest.fixture(params=["cpu", "in parts", "gpu", "logits"])
 def way(request, monkeypatch):
     """The functions of a GPU are plain ones before they are fused, and run anywhere."""
     if request.param == "in parts":
         monkeypatch.setattr(scores, "_AT_ONCE", 70)
-    if request.param != "gpu":
+    if request.param in ("cpu", "in parts"):
         return scores.token_scores
+    if request.param == "logits":
+        return lambda head, hidden, targets, *rest: scores.logit_scores(
+            head.logits(head.layer(hidden)), targets, *rest
+        )
     monkeypatch.setattr(scores, "_scores", scores._scores._plain)
     monkeypatch.setattr(scores, "_gradients", scores._gradients._plain)
-    return lambda head, hidden, targets, *rest: scores._FusedScores.apply(
-        head.layer(hidden), targets, head, *rest
-    )
+
+    def fused(head, hidden, targets, temperature, entropy_gradient):
+        form = head.scale, head.cap, temperature
+        return scores._FusedScores.apply(head.layer(hidden), targets, form, entropy_gradient)
+
+    return fused
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

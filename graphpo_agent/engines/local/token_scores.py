@@ -18,7 +18,7 @@ from torch._dynamo.exc import TorchDynamoException
 from graphpo_agent.engines.local.head import OutputHead, aligned_logits
 from graphpo_agent.errors import first_line
 
-__all__ = ["token_scores"]
+__all__ = ["logit_scores", "token_scores"]
 
 _AT_ONCE = 2**18
 """Logits scored in one go on a CPU; they stay in its caches."""
@@ -50,7 +50,8 @@ def token_scores(
     if device_type != "cpu":
         numbers = head.layer(hidden)
         with torch.autocast(device_type, enabled=False):
-            return _FusedScores.apply(numbers, targets, head, temperature, entropy_gradient)
+            form = head.scale, head.cap, temperature
+            return _FusedScores.apply(numbers, targets, form, entropy_gradient)
     weight, bias = head.weight, head.bias
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
@@ -58,6 +59,27 @@ def token_scores(
         bias = None if bias is None else bias.to(dtype)
     with torch.autocast(device_type, enabled=False):
         return _Scores.apply(hidden, weight, bias, targets, head, temperature, entropy_gradient)
+
+
+def logit_scores(
+    logits: Tensor, targets: Tensor, temperature: float = 1.0, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As ``token_scores``, of logits that are made already.
+
+    Args:
+        logits: [M, V], of any floating type.
+        targets: [M] token ids.
+        temperature: divides the logits; > 0.
+        entropy_gradient: whether the entropies carry a gradient.
+    """
+    with torch.autocast(logits.device.type, enabled=False):
+        if logits.device.type != "cpu":
+            return _FusedScores.apply(logits, targets, (1.0, None, temperature), entropy_gradient)
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+        logprobs = precise.log_softmax(-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs)
+        return logprobs.gather(1, targets[:, None])[:, 0], entropies
 
 
 class _Scores(torch.autograd.Function):
@@ -136,11 +158,9 @@ class _FusedScores(torch.autograd.Function):
         ctx: Any,
         numbers: Tensor,
         targets: Tensor,
-        head: OutputHead,
-        temperature: float,
+        form: tuple[float, float | None, float],
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        form = head.scale, head.cap, temperature
         logprobs, entropies, log_totals = _scores(numbers, targets, *form)
         ctx.save_for_backward(numbers, targets, log_totals, entropies)
         ctx.form = form
@@ -151,7 +171,7 @@ class _FusedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         gradients = _gradients(*ctx.saved_tensors, *grad_outputs, *ctx.form)
-        return gradients, None, None, None, None
+        return gradients, None, None, None
 
 
 class _Fused:

@@ -22,7 +22,6 @@ from transformers.modeling_outputs import CausalLMOutput
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
-from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.utils import postprocess_batch_func
@@ -42,6 +41,7 @@ from graphpo_agent.engines.local.lora import (
     plain_model,
 )
 from graphpo_agent.engines.local.packing import PackedBatch
+from graphpo_agent.engines.local.token_scores import logit_scores
 from graphpo_agent.engines.verl.shared_rows import divided, flat_row, micro_batches
 from graphpo_agent.graph.arrays import BoolArray, IntArray
 
@@ -121,14 +121,11 @@ class SharedPrefixEngine(_Base):
         temperature = micro_batch["temperature"]
         if isinstance(temperature, Tensor):  # of each row, and one for all in our runs
             temperature = temperature.flatten()[0]
-        if temperature != 1.0:
-            logits = logits.div_(temperature)
-        outputs: dict[str, Tensor] = {}
         wants_entropy = tu.get_non_tensor_data(micro_batch, key="calculate_entropy", default=False)
-        if wants_entropy:
-            outputs["entropy"] = placed(self.compute_entropy_from_logits(logits))
         targets = to_device(packed.target_ids, device)
-        logprobs = logprobs_from_logits(logits, targets, inplace_backward=not wants_entropy)
+        # verl's own stay in the logits' precision, and may go through them one by one.
+        logprobs, entropies = logit_scores(logits, targets, float(temperature), bool(wants_entropy))
+        outputs = {"entropy": placed(entropies)} if wants_entropy else {}
         return outputs | {"log_probs": placed(logprobs)}
 
     def forward_step(

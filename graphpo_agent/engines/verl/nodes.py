@@ -1,7 +1,7 @@
 """What every node of a Ray cluster has to have. Ray is imported when needed."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from graphpo_agent.errors import RunError, first_line
@@ -15,7 +15,7 @@ def named_paths(settings: object) -> list[str]:
     Args:
         settings: of a run, as JSON has them.
     """
-    return [text for text in _texts(settings) if "/" in text and Path(text).exists()]
+    return [text for text in _texts(settings) if "/" in text and os.path.exists(text)]
 
 
 def _texts(settings: object) -> Iterator[str]:
@@ -66,4 +66,4 @@ def check_nodes(paths: Sequence[str]) -> None:
 
 
 def _missing(paths: list[str]) -> list[str]:
-    return [path for path in paths if not Path(path).exists()]
+    return [path for path in paths if not os.path.exists(path)]

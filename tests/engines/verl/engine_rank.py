@@ -24,7 +24,10 @@ def main(job_path: str, rank: str) -> None:
         "gloo", f"file://{job_path}.store", rank=int(rank), world_size=job["ranks"]
     )
     rank_of_adapters = job.get("lora_rank", 0)
-    engine = make_engine(job["model"], job["shares"], job["checkpointing"], rank_of_adapters)
+    precision = job.get("precision", "fp32")
+    engine = make_engine(
+        job["model"], job["shares"], job["checkpointing"], rank_of_adapters, precision
+    )
     if rank_of_adapters:
         move_adapters(engine.module)
     data = row_batch(

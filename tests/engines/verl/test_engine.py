@@ -141,6 +141,18 @@ def test_shared_prefixes_change_neither_scores_nor_gradients(
             np.testing.assert_allclose(own[name], theirs[name], atol=rounding * scale, err_msg=name)
 
 
+def test_scores_of_rounded_products_are_not_rounded(tmp_path: Path) -> None:
+    job = {"rows": placed_rows(1), "checkpointing": False, "shares": True, "max_tokens": 60}
+    (whole,) = passes(tmp_path, "fp32", "qwen2", 1, **job)
+    (rounded,) = passes(tmp_path, "bf16", "qwen2", 1, precision="bf16", **job)
+    trained = before_trained(job["rows"][0])
+    for name in ("log_probs", "entropy"):
+        values = torch.from_numpy(rounded[name][trained])
+        assert (values != values.bfloat16()).float().mean() > 0.9
+        np.testing.assert_allclose(values, whole[name][trained], atol=0.4)
+        assert (rounded[name] != whole[name]).any()
+
+
 def test_adapters_learn_and_are_served_as_the_model_that_they_make(tmp_path: Path) -> None:
     """Against verl's own engine without adapters, on the model that was saved."""
     job = {"rows": placed_rows(2), "checkpointing": True}

@@ -1,12 +1,13 @@
 """What verl is told of a run, what is refused, and a run's logs."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-import yaml
 from transformers import GPT2Config, Qwen2Config, Qwen3_5TextConfig
 
 from graphpo_agent.cli import main
@@ -15,11 +16,12 @@ from graphpo_agent.config_file import dump_config, load_config, read_yaml
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.local.model import dropouts
 from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
+from graphpo_agent.engines.verl.nodes import named_paths
 from graphpo_agent.engines.verl.settings import check_settings, verl_settings
 from graphpo_agent.engines.verl.worker import task_from_line
 from graphpo_agent.errors import ConfigError, RunError
 from graphpo_agent.report.run_dir import RunDirectory
-from graphpo_agent.train_verl import _composed, prepare_verl, rewind_logs
+from graphpo_agent.train_verl import _composed, keep_tasks, prepare_verl, rewind_logs
 from tests.worlds import ROOT, files_of_at_most, run_arguments
 
 REACH = ROOT / "configs/toy/reach.yaml"
@@ -346,6 +348,7 @@ def test_a_run_without_a_checkpoint_or_with_a_foreign_log_is_refused(tmp_path: P
         (["update.weight_decay=0", "update.betas=[0.9,0.9]"], "update.betas, update.weight_decay,"),
         (["model.lora={rank: 8}"], "keeps model.lora, which"),
         (["model.path=elsewhere"], "keeps model.path, which"),
+        (["engine.gpus_per_node=3"], "keeps engine.nodes times engine.gpus_per_node, which"),
     ],
 )
 def test_what_verl_takes_from_its_checkpoint_is_not_changed_by_a_resume(
@@ -360,12 +363,31 @@ def test_what_verl_takes_from_its_checkpoint_is_not_changed_by_a_resume(
     assert load_config(RunConfig, run / "config.yaml") == begun
 
 
+def test_a_resumed_run_draws_the_tasks_that_it_drew(reach: Path, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "seed: 0\n", 0, [])
+    tasks = load_tasks(reach / "train.jsonl")[:4]
+    keep_tasks(run, tasks, resume=False)
+    keep_tasks(run, tasks, resume=True)
+    for others in (tasks[:3], [*tasks[1:], tasks[0]]):
+        with pytest.raises(ConfigError, match=r"inside a pass over its training tasks, and \d ot"):
+            keep_tasks(run, others, resume=True)
+
+
 @pytest.mark.verl
-def test_a_dollar_in_the_configuration_stays_what_it_is(tmp_path: Path) -> None:
-    for template in ("Solve $${question}$$ {question}", "a ${x {question}", "${trainer.nnodes}"):
-        run = config("mode.prompt_template=" + json.dumps(template + "{question}"))
+def test_the_growers_read_the_configuration_that_the_run_has(tmp_path: Path) -> None:
+    for template in ("Solve $${question}$$", "a ${x ", "${trainer.nnodes}", "🔎 𝑥: "):
+        text = json.dumps(template + "{question}", ensure_ascii=False)
+        run = config(f"mode.prompt_template={text}")
         composed = _composed(run, tmp_path)
-        assert RunConfig.model_validate(yaml.safe_load(composed.graphpo.config)) == run
+        assert RunConfig.model_validate(json.loads(composed.graphpo.config)) == run
+    run = config("reward={class: a:B, least: 1.0e-06, most: 1.0e+17, bound: .inf, text: '1e-6'}")
+    read = RunConfig.model_validate(json.loads(_composed(run, tmp_path).graphpo.config))
+    assert read == run and cast(Any, read.reward)["bound"] == math.inf
+
+
+def test_texts_with_slashes_are_paths_only_where_something_is(tmp_path: Path) -> None:
+    texts = ["x" * 300 + " </answer>", "a/" * 3000, "a/\0b", str(tmp_path), "no/such", "plain"]
+    assert named_paths({"mode": {"prompt_template": texts}}) == [str(tmp_path)]
 
 
 @pytest.mark.verl
@@ -424,8 +446,9 @@ def test_training_tasks_whose_prompts_do_not_fit_are_left_out(reach: Path, tmp_p
     changes = [ENGINE, "train.max_resample=0", f"tasks.train={train}"]
     name, *arguments = run_arguments(reach, tmp_path / "run", *changes)
     run = load_config(RunConfig, name, arguments)
-    left_out, (note,) = prepare_verl(run)
-    assert left_out == [1, 5]
+    tasks = prepare_verl(run)
+    left_out, (note,) = tasks.left_out, tasks.told
+    assert left_out == [1, 5] and len(tasks.train) == 4
     assert re.fullmatch(
         r"2 training tasks are left out, as the first: task 'long 1': its prompt has \d+ .*", note
     )

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from graphpo_agent.build import build_policy
 from graphpo_agent.config import RunConfig
-from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.verl.worker import task_from_line, task_line
 from graphpo_agent.errors import ConfigError
@@ -30,7 +29,7 @@ def made(reach: Path, tmp_path: Path, *overrides: str) -> tuple[RunWorker, Polic
     name, *arguments = run_arguments(reach, tmp_path / "run")
     config = load_config(RunConfig, name, [*arguments, ENGINE, *overrides])
     local = load_config(RunConfig, name, arguments)
-    worker = make_worker(dump_config(config))
+    worker = make_worker(json.dumps(config.model_dump(mode="json")))
     return worker, build_policy(local), load_tasks(reach / "train.jsonl")
 
 
