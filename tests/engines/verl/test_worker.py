@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from graphpo_agent.build import build_policy
 from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.verl.worker import task_from_line, task_line
 from graphpo_agent.errors import ConfigError
