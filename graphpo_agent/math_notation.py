@@ -5,6 +5,7 @@ What an expression means is not asked here: ``rewards.math_worker`` compares the
 
 import re
 from fractions import Fraction
+from unicodedata import normalize
 
 __all__ = ["as_number", "plain"]
 
@@ -15,10 +16,36 @@ _SIGNS = str.maketrans(
         "∞": r"\infty ",
         "≈": r"\approx ",
         "≡": r"\equiv ",
-        "²": "^2",
-        "³": "^3",
+        "°": r"^\circ ",
+        "º": r"^\circ ",
+        "·": r"\cdot ",
+        "∙": r"\cdot ",
     }
 )
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_PARTS = re.compile("[¼½¾⅐-⅞]")
+_COMMANDS = {
+    re.compile(r"\\degree(?![a-zA-Z])|\^(?:o(?![a-zA-Z\d])|\{o\})"): r"^\\circ ",
+    re.compile(r"\\varnothing(?![a-zA-Z])"): r"\\emptyset ",
+    re.compile(r"\\lbrace(?![a-zA-Z])"): r"\\{",
+    re.compile(r"\\rbrace(?![a-zA-Z])"): r"\\}",
+    re.compile(r"\\[Bb]igg?[lrm]?(?![a-zA-Z])"): "",
+}
+"""Other spellings of what math-verify reads."""
+_COUNTED = re.compile(
+    r"(?P<text>\\(?:text|mbox|mathrm)\{ ?)?([-+]?\d[\d.,]*)"
+    r" ([A-Za-z]{4,}(?: [A-Za-z]{2,})*) ?(?(text)\})"
+)
+"""A number of things. Fewer letters may be factors."""
+_NO_THINGS = re.compile(
+    r"\b(?:alpha|beta|gamma|delta|theta|lambda|sigma|omega|sqrt|infinity|factorial|choose|log|sin"
+    r"|cos|percent|hundred|thousand|million|billion|trillion|dozen|score|hal(?:f|ves)|thirds?"
+    r"|quarters?|fourths|fifths|tenths|squared|cubed|over|plus|minus|times|base|more|less|fewer"
+    r"|most|least|maybe|perhaps|about|not|n?or|and|but|to|if|for|when|where)\b",
+    re.IGNORECASE,
+)
+"""Words that say which number it is, or that it may be another."""
+_EMPHASIS = re.compile(r"(\*\*|__|`)(.+)\1")
 _ROOTS = re.compile(r"√(?:(\d+|[a-z])|\((\d+|[a-z])\))")
 _STOP = re.compile(r"\s*(?:(?<!\.)[.。]|\\\\)$")
 _MARKS = re.compile(r"(?:\*\*)?(?<!\\)(?:\$\$?|\\[()\[\]])(?:\*\*)?")
@@ -71,8 +98,16 @@ def plain(text: str) -> str:
 
     Example: ``plain("$4 2/3$ (for n = 1)")`` is ``"4\\frac{2}{3}"``.
     """
-    text = _ROOTS.sub(r"\\sqrt{\1\2}", text.translate(_SIGNS))
+    text = _RAISED.sub(lambda run: f"^{{{normalize('NFKC', run[0])}}}", text)
+    text = _ROOTS.sub(r"\\sqrt{\1\2}", _PARTS.sub(_part, text).translate(_SIGNS))
+    for spelling, known in _COMMANDS.items():
+        text = spelling.sub(known, text)
     text = _STOP.sub("", text.replace(r"\$", "").strip()).strip()
+    if marked := _EMPHASIS.fullmatch(text):
+        text = _STOP.sub("", marked[2]).strip()
+    counted = _COUNTED.fullmatch(text)
+    if counted and not _NO_THINGS.search(counted[3]):
+        text = f"${counted[2]}$ {counted[3]}"
     text = _SAID.sub(r" \1 ", _formula(_MARKS.sub("$", text)))
     text = _SPACES.sub(" ", _GROUPS.sub("", text)).strip()
     text = _CONSTANT.sub(r"\1", _without_remark(_SAYS.sub("", text)))
@@ -125,6 +160,11 @@ def _without_remark(text: str) -> str:
     if behind is None or _ADDS.search(behind[1]) or not _EXPLAINS.search(behind[1]):
         return text
     return text[: behind.start()]
+
+
+def _part(sign: re.Match[str]) -> str:
+    top, _, bottom = normalize("NFKC", sign[0]).partition("\u2044")
+    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _power_of_ten(match: re.Match[str]) -> str:

@@ -14,6 +14,8 @@ _LINE = re.compile(
     r"[\s*_]*(\S[^\n]*)",
     re.IGNORECASE | re.MULTILINE,
 )
+_STOP = re.compile(r"([*_`])[.。]$")
+"""Behind an emphasis."""
 
 
 def final_answer(response: str) -> str | None:
@@ -36,7 +38,7 @@ def final_answer(response: str) -> str | None:
 
 def _of_line(text: str, line: re.Match[str]) -> str | None:
     """What a line ``Answer: …`` says, or the formula that is displayed below it."""
-    told = line[1].strip(" \t\r*_`")
+    told = _STOP.sub(r"\1", line[1].strip()).strip(" \t\r*_`")
     if "\\boxed" in told:  # cut off
         return last_boxed(text[: line.start()])
     if told in _DISPLAYED:

@@ -3,9 +3,9 @@
 A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
 and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` takes ``aug_answers``
 (a list of strings), in the row or its ``metadata``; where ``unanswerable`` is true there, ``gold``
-may be empty. Of an agent's rows of ``graphpo eval`` all but the rules on whole transcripts take the
-``answer`` that was marked, ``asearcher`` the ``turns``, and one whose reward is null for a tool's
-outage has no score. It becomes
+may be empty. Of the rows of ``graphpo eval``, which have ``turns``, all but the rules on whole
+transcripts take the ``answer`` that was marked, ``asearcher`` the ``turns``, and one whose reward
+is null for a tool's outage has no score. It becomes
 ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
@@ -358,6 +358,8 @@ def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
     for one in gold if isinstance(gold, list) else ():
         if not isinstance(one, str):
             raise DataError(f"{place}: field 'gold' must hold strings, found {one!r:.40}")
+    # Elsewhere an answer may be the one that is asked for.
+    evaluated = "turns" in row and isinstance(row.get("answer", 0), str | None)
     return Transcript(
         id=identifier,
         prompt=_field(place, {"prompt": "", **row}, "prompt", "a string", str),
@@ -365,7 +367,7 @@ def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
         gold=gold if isinstance(gold, str) else tuple(gold),
         question=_field(place, row, "question", "a string", str) if "question" in row else None,
         metadata=metadata,
-        marked=(row["answer"],) if isinstance(row.get("answer", 0), str | None) else (),
+        marked=(row["answer"],) if evaluated else (),
         turns=_turns(place, row),
         left_out=bool(row.get("outages")) and row.get("reward", 0.0) is None,
     )

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 from latex2sympy2_extended.logic import And
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Float, MatrixBase, Rational
+from sympy import Basic, Expr, Float, MatrixBase, Rational
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
@@ -22,10 +23,34 @@ __all__ = ["equal"]
 
 _EQUALS = re.compile(r"(?:(?<![<>!])=|\\equiv)(?![^{]*\}|[^()]*\))")
 """But those inside braces and parentheses."""
+_FRACTION = re.compile(r"\\[dtc]?frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)")
 _DIGITS = 1000
 """That equal numbers share; an answer has fewer."""
 _DIGITS_OF_SUMS = 15
 """The same, of sums and integrals: more would take too long."""
+
+
+_convert_product = _Latex2Sympy.convert_postfix_list
+
+
+def _product(self: Any, factors: Any, start: int = 0) -> Any:
+    r"""What stands side by side: ``2(3)`` is 6, and ``2\frac{1}{2}`` alone a mixed number.
+
+    The parser adds any positive fraction to the integer before it, ``3`` to ``2`` as well.
+    """
+    left, *others = factors[start:]
+    is_mixed = len(others) == 1 and left.getText().isdigit()
+    if not others or (is_mixed and _FRACTION.fullmatch(others[0].getText())):
+        return _convert_product(self, factors, start)
+    first = self.convert_postfix(left)
+    if not isinstance(first, Expr | MatrixBase):  # a derivative of what follows
+        return _convert_product(self, factors, start)
+    rest = self.convert_postfix_list(factors, start + 1)
+    of_matrices = isinstance(first, MatrixBase) or isinstance(rest, MatrixBase)
+    return self.mat_mul_flat(first, rest) if of_matrices else self.mul_flat(first, rest)
+
+
+_Latex2Sympy.convert_postfix_list = _product  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def equal(gold: str, answer: str) -> bool:

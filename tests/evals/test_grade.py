@@ -234,16 +234,23 @@ def test_mathematics_reads_an_evaluation_s_rows_as_training_does(tmp_path: Path)
     guess = "Perhaps <answer>5</answer>? No: \\boxed{4}"
     reasons = "because " * 100 + "so \\boxed{4}."
     rows = [
-        {"id": 1, "response": guess, "gold": "4", "answer": None},
+        {"id": 1, "response": guess, "gold": "4", "answer": None, "turns": []},
         {"id": 2, "response": f"<answer>{reasons}</answer>", "gold": "4", "answer": reasons},
         {"id": 3, "response": f"<answer>{reasons}</answer>", "gold": "4"},
         {"id": 4, "response": guess, "gold": "5"},
     ]
+    rows[1]["turns"] = [rows[1]["response"]]
     assert [row["score"] for row in graded(tmp_path, "math", *rows)] == [1.0] * 4
     reward = MathReward()
     for row in rows[:2]:
         task = Task("t", "q", (row["gold"],))
         assert reward(task, Outcome(row["response"], row["answer"])) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["math", "asearcher", "em"])
+def test_the_answer_of_a_data_set_is_not_the_one_that_was_given(tmp_path: Path, kind: str) -> None:
+    row = {"id": 1, "response": "\\boxed{7} <answer>7</answer>", "gold": "34", "answer": "34"}
+    assert [each["score"] for each in graded(tmp_path, kind, row)] == [0.0]
 
 
 def test_a_trajectory_that_an_evaluation_left_out_has_no_score(tmp_path: Path) -> None:
