@@ -27,7 +27,8 @@ from tools.sandbox import Limits, Sandbox
 
 __all__ = ["CodeReward", "last_program", "same_output"]
 
-_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^([^\n`]*)`{3,}([^\n`]*)$", re.MULTILINE)
+_LANGUAGE = re.compile(r"[\w+#.-]+[ \t\r]*")
 _OUTPUT_BYTES = 2**24
 _MARK = "<result of the call>"
 _HARNESS = """
@@ -162,16 +163,22 @@ class CodeReward:
 
 
 def last_program(response: str) -> str | None:
-    """The last complete block between lines of three backticks; None without one.
+    """The last complete block between three backticks; None without one.
 
-    What stands before ``</think>`` does not count.
+    A line that ends with them, and perhaps a language, begins a block, and one that begins with
+    them ends it. What stands before ``</think>`` does not count.
     """
     text = response.rpartition("</think>")[2]
     begin, found = None, None
     for fence in _FENCE.finditer(text):
-        if begin is None or fence[1].strip():  # what names a language begins a block
+        leads = not fence[1].strip()
+        if begin is None:
+            opens = not fence[2].strip() or _LANGUAGE.fullmatch(fence[2].strip())
+        else:  # what names a language begins another one
+            opens = leads and _LANGUAGE.fullmatch(fence[2])
+        if opens:
             begin = fence.end() + 1
-        else:
+        elif begin is not None and leads:
             begin, found = None, text[begin : fence.start()]
     return found
 

@@ -132,6 +132,11 @@ def test_tests_come_back_as_they_were_packed():
         ("```\nFirst:\n```python\na\n```\nso", "a\n"),
         ("```python\na\n```\n</think> so", None),
         ("use `a` and ```b```", None),
+        ("1. ```python\na\n```", "a\n"),
+        ("**So:** ```\na\n``` This is O(1).", "a\n"),
+        ("````python\na\n````", "a\n"),
+        ("``` python\na = '```'\n```", "a = '```'\n"),
+        ("Write ``` around it.\na\n```", None),
         ("", None),
     ],
 )
