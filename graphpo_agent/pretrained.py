@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -44,6 +45,8 @@ def check_place(kind: str, name: str) -> None:
 
 def why_not_loaded(name: str, error: Exception) -> str:
     """What transformers says of a model; where it found none, that it is no directory either."""
+    if isinstance(error, StrictDataclassError):  # all of what is wrong with a value
+        return f"config.json: {' '.join(str(error).split())}"
     reason = first_line(error).removesuffix(".")
     if not isinstance(error, OSError):
         return reason

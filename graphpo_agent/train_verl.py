@@ -144,7 +144,7 @@ def keep_tasks(run: RunDirectory, tasks: Sequence[Task], resume: bool) -> None:
     ids = json.dumps([task.id for task in tasks])
     if not resume or not path.exists():
         write_atomically(path, ids)
-    elif path.read_text() != ids:
+    elif path.read_bytes() != ids.encode():
         raise ConfigError(
             f"engine.kind verl: a resumed run goes on inside a pass over its training tasks, and "
             f"{len(tasks):,} others fit now than those in {path}: give it the same files and "

@@ -127,8 +127,8 @@ class HfTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         except StrictDataclassError as error:  # it is read to tell the kind of tokenizer
-            why = " ".join(str(error).split())
-            raise ModelError(f"model {name} cannot be read: config.json: {why}") from error
+            why = why_not_loaded(name, error)
+            raise ModelError(f"model {name} cannot be read: {why}") from error
         except Exception as error:  # of no narrower kind, where tokenizer.json is wrong
             why = why_not_loaded(name, error)
             raise ModelError(f"tokenizer of {name} cannot be read: {why}") from error

@@ -119,11 +119,10 @@ class LocalEngine:
             ``update/loss`` and means over the tokens that have a gradient, left out where none has:
             ``update/entropy`` (nats), ``update/kl`` (k3 estimate of the divergence from the policy
             that sampled), ``update/reference_kl`` (with a reference model),
-            ``update/mismatch_capped`` (with a cap, which is their weight) and
-            ``update/clip_fraction`` (some of whose gradient is cut); ``update/grad_norm`` (before
-            clipping), ``update/learning_rate``, ``update/optimizer_steps``; where the rollout
-            recorded log-probabilities and they are recomputed, ``update/mismatch`` (mean distance
-            of the two) and ``update/mismatch_kl`` (k3).
+            ``update/clip_fraction`` (some of whose gradient is cut) and ``update/mismatch_capped``
+            (whose weight is the cap); ``update/grad_norm`` (before clipping),
+            ``update/learning_rate``, ``update/optimizer_steps``; of log-probabilities recorded and
+            recomputed ``update/mismatch`` (mean distance) and ``update/mismatch_kl`` (k3).
 
         Raises:
             GraphError: log-probabilities of the rollout are asked for and missing.
@@ -134,9 +133,8 @@ class LocalEngine:
         trained = [sample for sample in samples if sample.loss_mask.any()]
         if not trained:
             return {}
-        plan = list(
-            minibatches(len(trained), options.minibatch_graphs, options.seed, step, options.epochs)
-        )
+        graphs, seed = options.minibatch_graphs, options.seed
+        plan = list(minibatches(len(trained), graphs, seed, step, options.epochs))
         recompute = options.old_logprobs == "recompute"
         computed = trained if options.objective.moves_all else [moving_sample(s) for s in trained]
         old = self._old_logprobs(computed, plan[0]) if recompute else recorded_logprobs(computed)
@@ -158,13 +156,7 @@ class LocalEngine:
                         old[i] = values
                 self._step(options, "update_steps", sums)
         metrics = {"update/optimizer_steps": float(len(plan)), **sums.means("update")}
-        if not recompute:
-            return metrics
-        recorded = [sample.logprobs[sample.loss_mask] for sample in computed]
-        recomputed = [
-            values[sample.loss_mask] for sample, values in zip(computed, old, strict=True)
-        ]
-        return metrics | mismatch(np.concatenate(recorded), np.concatenate(recomputed))
+        return metrics | (_mismatch(computed, old) if recompute else {})
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """One supervised step: mean negative log-likelihood of the trained pieces' tokens.
@@ -338,6 +330,18 @@ class LocalEngine:
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         picked = np.ascontiguousarray(values[..., batch.source])
         return torch.from_numpy(picked).to(self._model.device, dtype)
+
+
+def _mismatch(
+    samples: Sequence[TrainingSample], recomputed: Sequence[FloatArray]
+) -> dict[str, float]:
+    """``mismatch`` of the trained tokens of all samples."""
+    trained = [
+        (sample.logprobs[sample.loss_mask], values[sample.loss_mask])
+        for sample, values in zip(samples, recomputed, strict=True)
+    ]
+    recorded, ours = (np.concatenate(parts) for parts in zip(*trained, strict=True))
+    return mismatch(recorded, ours)
 
 
 def _split(values: FloatArray, samples: Sequence[TrainingSample]) -> list[FloatArray]:

@@ -206,10 +206,6 @@ def check_flat_layout(model: PreTrainedModel, compute: ComputeOptions) -> None:
             torch.autocast(model.device.type, torch.bfloat16, enabled=compute.autocast),
         ):
             logits = model(input_ids=rows, use_cache=False).logits
-            if logits.isnan().any():
-                raise ModelError(
-                    f"model {model.name_or_path}: its logits are no numbers; give sound weights"
-                )
             dtype = check_head(model, lambda: model(input_ids=rows, use_cache=False).logits)
     check_scores(model, flat, rows, logits, dtype)
 
@@ -234,7 +230,7 @@ def check_scores(
 
 
 def check_head(model: PreTrainedModel, compute: Callable[[], Tensor]) -> torch.dtype:
-    """Raise ``ModelError`` unless the model makes its logits as its ``OutputHead`` does.
+    """Raise ``ModelError`` unless the model makes its logits, of numbers, as its ``OutputHead``.
 
     Args:
         model: named in the message.
@@ -257,6 +253,10 @@ def check_head(model: PreTrainedModel, compute: Callable[[], Tensor]) -> torch.d
         hook.remove()
     if not numbers:
         raise _changed(model, "its logits")
+    if numbers[0].isnan().any():
+        raise ModelError(
+            f"model {model.name_or_path}: its logits are no numbers; give sound weights"
+        )
     expected, dtype = head.logits(numbers[0]).to(logits.dtype), numbers[0].dtype
     rounding = _rounding(dtype, _LARGE * head.scale)
     if not torch.allclose(logits, expected, rtol=0.0, atol=rounding):

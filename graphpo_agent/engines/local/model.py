@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -268,8 +267,6 @@ def _reason(name: str, error: Exception, files: str) -> str:
         error: what was raised.
         files: what was being read, for an error that does not say it.
     """
-    if isinstance(error, StrictDataclassError):
-        return f"config.json: {' '.join(str(error).split())}"
     if isinstance(error, _DAMAGED_FILE):
         return f"{files} is damaged ({first_sentence(error)}); copy it from the model again"
     return why_not_loaded(name, error)
