@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer, FalconH1RMSNorm
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     GraniteMoeHybridMambaLayer,
     GraniteMoeHybridRMSNorm,
@@ -25,9 +26,9 @@ from tests.engines.norms import norm_in_full_precision
 def use_slow_mamba(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models' own layers and norms cast to float32, as one casts its logits."""
     monkeypatch.setattr(NemotronHForCausalLM, "forward", _forward)
-    for layer in (GraniteMoeHybridMambaLayer, NemotronHMamba2Mixer):
+    for layer in (GraniteMoeHybridMambaLayer, NemotronHMamba2Mixer, FalconH1Mixer):
         monkeypatch.setattr(layer, "forward", _slow_layer)
-    for norm in (GraniteMoeHybridRMSNorm, NemotronHRMSNorm):
+    for norm in (GraniteMoeHybridRMSNorm, NemotronHRMSNorm, FalconH1RMSNorm):
         monkeypatch.setattr(norm, "forward", norm_in_full_precision)
     of_nemotron = getattr(modeling_nemotron_h, "NemotronHRMSNormGated", Zamba2RMSNormGated)
     for norm in (GraniteMoeHybridRMSNormGated, of_nemotron):
@@ -38,7 +39,9 @@ def _slow_layer(layer, hidden_states, **_):
     """[B, L, d] of whole sequences."""
     length = hidden_states.shape[1]
     widths = [layer.intermediate_size, layer.conv_dim, layer.num_heads]
-    gate, mixed, step = layer.in_proj(hidden_states).split(widths, dim=2)
+    before, behind = getattr(layer, "ssm_in_multiplier", 1.0), getattr(layer, "mup_vector", 1.0)
+    projected = layer.in_proj(hidden_states * before) * behind
+    gate, mixed, step = projected.split(widths, dim=2)
     mixed = F.silu(layer.conv1d(mixed.mT)[:, :, :length]).mT
     of_groups = layer.n_groups * layer.ssm_state_size
     x, b, c = mixed.split([layer.intermediate_size, of_groups, of_groups], dim=2)
@@ -50,7 +53,8 @@ def _slow_layer(layer, hidden_states, **_):
     nothing = x.new_zeros(len(x), layer.num_heads, layer.ssm_state_size, x.shape[3])
     read, _ = slow_delta_rule(*(part.transpose(1, 2) for part in parts), None, nothing)
     read = read.transpose(1, 2) + layer.D[:, None] * x
-    return layer.out_proj(layer.norm(read.flatten(2), gate))
+    read = read.flatten(2)
+    return layer.out_proj(layer.norm(read, gate) if hasattr(layer, "norm") else read * F.silu(gate))
 
 
 def _forward(model, input_ids, **given):

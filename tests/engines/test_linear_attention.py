@@ -110,6 +110,17 @@ def test_the_sampler_gives_what_transformers_layers_give(stock, tokenizer, rows)
         check_completion(stock, prompts[request.seed // 1000], completion, tolerance=1e-3)
 
 
+@pytest.mark.parametrize("before_gate", [False, True])
+def test_what_a_falcon_h1_reads_may_be_normed(tokenizer, device, before_gate):
+    tiny = tiny_model("falcon_h1", tokenizer.vocab_size)
+    tiny.config.update({"mamba_rms_norm": True, "mamba_norm_before_gate": before_gate})
+    model = type(tiny)(tiny.config).eval().to(device)
+    check_flat_layout(model, ComputeOptions())
+    policy = LocalPolicy(model, tokenizer)
+    (completion,) = complete(policy, requests_for([policy.open([5, 9, 30])], 1), SAMPLING)
+    check_completion(model, [5, 9, 30], completion, tolerance=1e-4)
+
+
 def test_layers_are_transformers_own_outside_of_a_pass(stock, tokenizer):
     ids = torch.arange(3, 30, device=stock.device)[None]
     with torch.no_grad():

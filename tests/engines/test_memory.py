@@ -8,6 +8,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -166,6 +167,7 @@ FAMILIES = [
     GptOssConfig(num_local_experts=4, num_experts_per_tok=2, **WIDE, **HEADS),
     Qwen3_5TextConfig(**WIDE, **HEADS, **STATES),
     Qwen3NextConfig(**EXPERTS, **WIDE, **HEADS, **STATES, shared_expert_intermediate_size=64),
+    FalconH1Config(**WIDE, **HEADS, mamba_n_heads=64, mamba_d_head=16, mamba_d_state=24),
     Phi3Config(  # whose angles depend on the longest context of a pass
         **WIDE,
         num_attention_heads=8,

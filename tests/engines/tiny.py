@@ -9,6 +9,8 @@ from transformers import (
     AttentionInterface,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -70,8 +72,9 @@ _DELTA_NETS = {
     "linear_num_value_heads": 4,
 }
 
-MAMBA = ("granitemoehybrid", "nemotron_h")
-"""Families with Mamba-2 layers; the second counts what follows a layer as one of its own."""
+MAMBA = ("granitemoehybrid", "nemotron_h", "falcon_h1")
+"""Families with Mamba-2 layers; the second counts what follows a layer as one of its own, in the
+third they stand beside attention."""
 CONVOLUTIONS = ("lfm2",)
 """Families with short convolutions."""
 LINEAR = (*DELTA_NETS, *MAMBA, *CONVOLUTIONS)
@@ -96,6 +99,23 @@ _LINEAR: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 6,
         "time_step_min": 1e-9,  # the plain way to compute it lets no step be shorter
+    },
+    "falcon_h1": {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 6,
+        "pad_token_id": None,
+        "lm_head_multiplier": 0.8,
+        "embedding_multiplier": 1.5,
+        "mlp_multipliers": [0.8, 0.7],
+        "key_multiplier": 0.6,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.9,
+        "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9],
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.85,
     },
 }
 
@@ -193,6 +213,7 @@ def tiny_model(
         "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
         "granite": (GraniteConfig, GraniteForCausalLM),
         "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
+        "falcon_h1": (FalconH1Config, FalconH1ForCausalLM),
         "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
         "lfm2": (Lfm2Config, Lfm2ForCausalLM),
         "olmo_hybrid": (OlmoHybridConfig, OlmoHybridForCausalLM),

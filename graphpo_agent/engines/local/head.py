@@ -14,8 +14,8 @@ from graphpo_agent.errors import ModelError
 
 __all__ = ["OutputHead", "aligned_logits", "output_head", "sampling_logits"]
 
-_FORM = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-"""As configurations have it: those of Cohere, of Granite, and of Gemma and nanochat."""
+_FORM = ("logit_scale", "lm_head_multiplier", "logits_scaling", "final_logit_softcapping")
+"""As configurations have it: those of Cohere, Falcon-H1, Granite, and of Gemma and nanochat."""
 _ALIGNED = 16
 """Numbers, 64 bytes of float32: a product whose rows start elsewhere takes up to twice as long."""
 
@@ -67,8 +67,8 @@ def output_head(model: PreTrainedModel) -> OutputHead:
     if not isinstance(layer, nn.Linear):
         raise ModelError(f"model {model.name_or_path}: no output head; it is not a causal LM")
     config = model.config.get_text_config()
-    factor, divisor, cap = (getattr(config, name, None) for name in _FORM)
-    return OutputHead(layer, (factor or 1.0) / (divisor or 1.0), cap)
+    factor, other, divisor, cap = (getattr(config, name, None) for name in _FORM)
+    return OutputHead(layer, (factor or other or 1.0) / (divisor or 1.0), cap)
 
 
 def sampling_logits(head: OutputHead, hidden: Tensor) -> Tensor:

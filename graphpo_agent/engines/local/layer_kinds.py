@@ -1,13 +1,16 @@
 """What a model's layers are, in the words of transformers' newer configurations."""
 
+from itertools import chain
+
 from transformers import PretrainedConfig
 
 __all__ = ["layer_kinds"]
 
 _OTHER_WORDS = {
-    "attention": "full_attention",
-    "mamba": "linear_attention",
-    "conv": "linear_attention",
+    "attention": ["full_attention"],
+    "mamba": ["linear_attention"],
+    "conv": ["linear_attention"],
+    "hybrid": ["full_attention", "linear_attention"],
 }
 _ONE_OF_TWO = ("mlp", "moe")
 """Nemotron-H counts what follows an attention layer as a layer of its own."""
@@ -21,4 +24,5 @@ def layer_kinds(config: PretrainedConfig) -> list[str]:
     given = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if not given:
         return ["full_attention"] * config.num_hidden_layers
-    return [_OTHER_WORDS.get(kind, str(kind)) for kind in given if kind not in _ONE_OF_TWO]
+    own = (_OTHER_WORDS.get(kind, [str(kind)]) for kind in given if kind not in _ONE_OF_TWO)
+    return list(chain.from_iterable(own))

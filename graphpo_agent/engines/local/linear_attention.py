@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from graphpo_agent.engines.local import delta_nets, mamba, short_convolutions
+from graphpo_agent.engines.local import delta_nets, falcon_h1, mamba, short_convolutions
 from graphpo_agent.engines.local.handed_on import handed_on
 from graphpo_agent.engines.local.layer_kinds import layer_kinds
 from graphpo_agent.engines.local.recurrence import Recurrence, RecurrentSizes
@@ -55,11 +55,16 @@ def over_recurrence(model: PreTrainedModel) -> Iterator[None]:
     config = model.config.get_text_config()
     kinds = [kind for kind in _KINDS if kind.sizes(config) is not None]
     own = [(*pair, kind) for kind in kinds for pair in _mixers(model, kind.is_mixer)]
+    stacks = falcon_h1.stacks(model, config)
     for block, mixer, kind in own:
         block.forward = partial(_handing_on, block, mixer, kind.over_row)
+    for stack in stacks:
+        stack.forward = partial(falcon_h1.over_row, stack)
     try:
         yield
     finally:
+        for stack in stacks:
+            del stack.forward
         for block, mixer, _ in own:
             del block.forward
             vars(mixer).pop("forward", None)

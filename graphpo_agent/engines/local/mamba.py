@@ -1,4 +1,4 @@
-"""Mamba-2 layers over a flat row: those of Granite 4, Nemotron-H and Bamba.
+"""Mamba-2 layers over a flat row: those of Granite 4, Nemotron-H, Bamba and Falcon-H1.
 
 A head's state S decays, is written to and read (Mamba-2, Dao and Gu 2024, eq. 2 with a scalar A)::
 
@@ -34,7 +34,7 @@ def is_mixer(module: nn.Module) -> bool:
 def sizes(config: PretrainedConfig) -> RecurrentSizes | None:
     """Of the Mamba-2 layers of a model; None where it is of no family that has them."""
     c: Any = config
-    if c.model_type in ("granitemoehybrid", "bamba"):
+    if c.model_type in ("granitemoehybrid", "bamba", "falcon_h1"):
         found = c.mamba_d_conv, c.mamba_n_groups, c.mamba_n_heads, c.mamba_d_state, c.mamba_d_head
     elif c.model_type == "nemotron_h":
         found = c.conv_kernel, c.n_groups, c.mamba_num_heads, c.ssm_state_size, c.mamba_head_dim
@@ -54,7 +54,7 @@ def unadapted(config: PretrainedConfig) -> list[str]:
 def over_row(layer: Any, before: Recurrence, hidden_states: Tensor, **_: Any) -> Tensor:
     """[1, N, d] of [1, N, d]."""
     widths = [layer.intermediate_size, layer.conv_dim, layer.num_heads]
-    gate, mixed, step = layer.in_proj(hidden_states)[0].split(widths, dim=1)
+    gate, mixed, step = _projected(layer, hidden_states)[0].split(widths, dim=1)
     mixed = before.convolve(mixed, layer.conv1d.weight[:, 0])
     if layer.conv1d.bias is not None:
         mixed = mixed + layer.conv1d.bias
@@ -69,8 +69,19 @@ def over_row(layer: Any, before: Recurrence, hidden_states: Tensor, **_: Any) ->
         decay = -layer.A_log.to(precise).exp() * step
         read = before.recall(query, key, step[..., None] * value, decay, None)
         read = (read + layer.D.to(precise)[:, None] * value).flatten(1)
-    normed = layer.norm(read[None], gate[None]).to(mixed.dtype)
-    return layer.out_proj(normed)
+    if hasattr(layer, "norm"):
+        gated = layer.norm(read[None], gate[None]).view(1, -1, layer.intermediate_size)
+    else:
+        gated = (read * F.silu(gate.to(precise)))[None]
+    return layer.out_proj(gated.to(mixed.dtype))
+
+
+def _projected(layer: Any, hidden_states: Tensor) -> Tensor:
+    """[1, N, gate, convolution and steps] of [1, N, d]; Falcon-H1 has factors on both sides."""
+    if not hasattr(layer, "mup_vector"):
+        return layer.in_proj(hidden_states)
+    projected = layer.in_proj(hidden_states * layer.ssm_in_multiplier)
+    return projected * layer.mup_vector.to(projected.dtype)
 
 
 def _of_heads(vectors: Tensor, layer: Any) -> Tensor:

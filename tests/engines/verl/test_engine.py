@@ -110,6 +110,7 @@ def before_trained(rows: list[dict[str, list[Any]]]) -> np.ndarray:
         ("qwen3_5", 1e-4, 2, True),
         ("qwen3_5 with vision", 1e-4, 2, True),
         ("granitemoehybrid", 1e-4, 2, True),
+        ("falcon_h1", 1e-4, 2, True),
         ("lfm2", 1e-4, 2, True),
     ],
 )
