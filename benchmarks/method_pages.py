@@ -59,7 +59,7 @@ class Page:
 def _untrained(found: Comparison) -> dict[int, float]:
     """Accuracy before training, by seed."""
     runs = next(iter(found.outcomes.values()))
-    return {seed: float(outcome.accuracy[0]) for seed, outcome in runs.items()}
+    return {seed: outcome.before for seed, outcome in runs.items()}
 
 
 def read_page(world: str) -> Page:

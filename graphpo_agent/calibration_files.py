@@ -15,6 +15,7 @@ from graphpo_agent.config_state import StateConfig
 from graphpo_agent.evals.calibrate import Calibration, ThresholdRow
 from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.report.calibration_plot import Curve, CurvePanel, draw_panels
+from graphpo_agent.report.numbers import in_table
 from graphpo_agent.report.run_dir import command_line
 
 __all__ = ["summary", "write_calibration"]
@@ -111,7 +112,7 @@ def _recommendations(found: Calibration) -> Iterator[dict[str, str]]:
             cells["spread (bound)"] = f"– ({_number(best, '.2f')} at best)"
         else:
             cells = _cells(row)
-        yield {"choice": name, **cells}
+        yield {"choice": in_table(name), **cells}
 
 
 def _cells(row: ThresholdRow) -> dict[str, str]:

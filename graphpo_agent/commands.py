@@ -308,13 +308,16 @@ def _print_evaluation(found: Sequence[Judged], samples: int) -> None:
 
 
 def _spread(evaluation: Evaluation) -> str:
-    """How far the accuracy may be off; the exact bound where all tasks are wrong or all right."""
+    """How far the accuracy may be off; the exact bound where all tasks are wrong or all right.
+
+    Unknown where all tasks are otherwise alike.
+    """
     most = 1 - 0.05 ** (1 / max(1, evaluation.num_tasks))
     if evaluation.accuracy == 0:
         return f", at most {most:.1%}"
     if evaluation.accuracy == 1:
         return f", at least {1 - most:.1%}"
-    return f" ± {_percent(1.96 * evaluation.standard_error)}"
+    return f" ± {_percent(1.96 * (evaluation.standard_error or math.nan))}"
 
 
 def report(run_directory: str) -> int:

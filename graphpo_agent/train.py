@@ -311,12 +311,12 @@ def _evaluate(
 ) -> tuple[Evaluation, dict[str, float]]:
     """How the policy does on the held-out tasks, sampling as in training, and its metrics.
 
-    Without an accuracy where outages left out too many trajectories; ``greedy`` adds that of
+    Without an accuracy where outages met too many calls or trajectories; ``greedy`` adds that of
     greedy decoding.
     """
     watch = Watch(console, "held-out")
 
-    def held_out(how: SamplingParams, samples: int) -> Evaluation:
+    def held_out(how: SamplingParams, samples: int) -> tuple[Evaluation, int]:
         watch.growing(len(setup.heldout))
         rollouts = sample(
             setup.grower,
@@ -328,18 +328,22 @@ def _evaluate(
             watch.finished,
             watch.drawn,
         )
-        return measured(judged_paths(rollouts)).trusted(config.outage_limit)
+        met = outages_of(rollouts, setup.engine.policy.tokenizer.decode)
+        found = measured(judged_paths(rollouts)).trusted(met, config.outage_limit)
+        return found, met.failed_calls
 
-    sampled = held_out(setup.sampling, config.train.eval_samples)
+    sampled, failed_calls = held_out(setup.sampling, config.train.eval_samples)
     row = {
         "eval/accuracy": sampled.accuracy,
         "eval/standard_error": sampled.standard_error,
         "eval/response_tokens": sampled.response_tokens,
         "eval/turns": sampled.turns,
         "eval/outages": sampled.num_dropped,
+        "eval/failed_calls": failed_calls,
     }
     if greedy:
-        best = held_out(GREEDY, 1)
+        best, failed_calls = held_out(GREEDY, 1)
         row["eval/greedy_accuracy"] = best.accuracy
         row["eval/outages"] += best.num_dropped
+        row["eval/failed_calls"] += failed_calls
     return sampled, {name: value for name, value in row.items() if math.isfinite(value)}

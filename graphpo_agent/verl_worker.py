@@ -33,7 +33,7 @@ from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.rollout.counts import Counts
 from graphpo_agent.rollout.grow import Grower, Rollout
-from graphpo_agent.rollout.outages import outages_of
+from graphpo_agent.rollout.outages import Outages, outages_of
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
 from graphpo_agent.types import SamplingParams, Task
@@ -101,14 +101,17 @@ class RunWorker:
                 f"{self.terms}: set method.terms={found}"
             )
 
-    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
+    def answer(
+        self, policy: Policy, task: Task, number: int
+    ) -> tuple[WeightedRow, float | None, Outages]:
         """One trajectory of a held-out task, judged as ``evals.heldout`` does."""
         (rollout,) = self.grower.grow(
             policy, [task], Grpo(group_size=1), self.sampling, (self.seed, "evaluation", number)
         )
         self.counts.take()  # metrics of a step are of its training
         ((_, reward),) = leaves(rollout)
-        return _untrained(rollout, self.terms), reward
+        met = outages_of([rollout], policy.tokenizer.decode)
+        return _untrained(rollout, self.terms), reward, met
 
 
 def make_worker(config: str) -> RunWorker:

@@ -46,6 +46,11 @@ def test_a_search_server_that_is_down_ends_the_run_though_some_paths_need_none(
     assert all(row.get("tokens/tool_calls", 0) == 0 for row in rows(run))  # nobody searched yet
     assert main(["eval", *made, down, "--samples", "32"]) == 2
     assert "accuracy" not in capsys.readouterr().out
+    often = [f"output={tmp_path / 'judged'}", "outages=score", "train.eval_samples=32"]
+    main(["train", *made, down, *often, "outage_limit=0.5", "train.steps=1"])
+    before = rows(tmp_path / "judged")[0]
+    assert before["eval/failed_calls"] > 1 and before["eval/outages"] == 0
+    assert "eval/accuracy" not in before and "eval/turns" in before
 
 
 def test_a_step_that_lost_some_paths_to_outages_says_so(

@@ -61,9 +61,9 @@ class Evaluation:
     num_trajectories: int
     num_dropped: int
 
-    def trusted(self, limit: float) -> "Evaluation":
-        """The same without an accuracy where outages left out a share of at least ``limit``."""
-        if not Outages(self.num_trajectories + self.num_dropped, self.num_dropped).reaches(limit):
+    def trusted(self, met: Outages, limit: float) -> "Evaluation":
+        """The same without an accuracy where the outages ``met`` reach a share of ``limit``."""
+        if not met.reaches(limit):
             return self
         nan = float("nan")
         return replace(self, accuracy=nan, standard_error=nan, best=nan)

@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from graphpo_agent.report.plots import COLORS, DASHES, STYLE
+from graphpo_agent.report.plots import COLORS, DASHES, STYLE, draw_legend
 
 __all__ = ["Curve", "CurvePanel", "draw_panels"]
 
@@ -67,23 +68,22 @@ def draw_panels(path: Path, thresholds: Sequence[float], panels: Sequence[CurveP
         FigureCanvasAgg(figure)
         for k, panel in enumerate(panels):
             axes = figure.add_subplot(rows, 2, k + 1)
-            _draw(axes, thresholds, panel)
+            lines = _draw(axes, thresholds, panel)
+            if k == 0:
+                labels = [curve.label for curve in panel.lines]
+                columns = min(len(labels), 4)
+                draw_legend(figure, lines, labels, loc="outside lower center", ncols=columns)
             if k >= len(panels) - 2:
                 axes.set_xlabel("merge threshold κ")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        columns = min(len(labels), 4)
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _draw(axes: Axes, thresholds: Sequence[float], panel: CurvePanel) -> None:
-    places = np.arange(len(thresholds))
+def _draw(axes: Axes, thresholds: Sequence[float], panel: CurvePanel) -> list[Line2D]:
+    places, drawn = np.arange(len(thresholds)), list[Line2D]()
     for k, line in enumerate(panel.lines):
         color = COLORS[k % len(COLORS)]
         dash = DASHES[(k + k // len(COLORS)) % len(DASHES)]
-        axes.plot(
-            places, line.y, color=color, linestyle=dash, linewidth=1.8, marker=".", label=line.label
-        )
+        drawn += axes.plot(places, line.y, color=color, linestyle=dash, linewidth=1.8, marker=".")
         if line.upper is not None:
             axes.fill_between(places, line.y, line.upper, color=color, alpha=0.12, linewidth=0)
     if panel.level is not None:
@@ -99,3 +99,4 @@ def _draw(axes: Axes, thresholds: Sequence[float], panel: CurvePanel) -> None:
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xticks(places, [f"{threshold:g}" for threshold in thresholds], rotation=60, fontsize=8)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    return drawn

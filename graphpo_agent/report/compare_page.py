@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.machine import usable_cpus
-from graphpo_agent.report.compare_stats import MEASURES, Comparison, Interval
-from graphpo_agent.report.numbers import UNDEFINED, compact, duration, fixed, signed
+from graphpo_agent.report.compare_stats import MEASURES, Comparison, Interval, Outcome, interval
+from graphpo_agent.report.numbers import UNDEFINED, compact, duration, fixed, in_table, signed
 from graphpo_agent.report.plots import COLORS, Curve, curve_with_band
 from graphpo_agent.report.run_dir import command_line
 
@@ -75,13 +76,12 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
     """Markdown lines: a row per method, and each method's differences to the first one."""
     first, *others = comparison.outcomes
     seeds = list(comparison.outcomes[first])
-    before = float(
-        np.mean([o.accuracy[0] for runs in comparison.outcomes.values() for o in runs.values()])
-    )
+    before = interval([o.before for runs in comparison.outcomes.values() for o in runs.values()])
     yield (
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))}); mean "
-        f"± 95 % confidence interval over seeds; accuracies in percent, {100 * before:.1f} before "
-        f"training; curves up to {comparison.budget:,.0f} generated tokens."
+        f"± 95 % confidence interval over seeds; accuracies in percent, "
+        f"{fixed(100 * before.mean, 1)} before training; curves up to "
+        f"{comparison.budget:,.0f} generated tokens."
     )
     outages = sum(o.outages for runs in comparison.outcomes.values() for o in runs.values())
     if outages:
@@ -91,15 +91,15 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
     yield f"|{' --- |' * (len(_HEADS) + 1)}"
     for label in comparison.outcomes:
         cells = [_cell(name, comparison.summary(label, name)) for name in MEASURES]
-        yield f"| {label} | {' | '.join(cells)} |"
+        yield f"| {in_table(label)} | {' | '.join(cells)} |"
     if not others:
         return
     yield ""
-    yield f"| difference to {first} | {' | '.join(_HEADS[: len(_ACCURACIES)])} |"
+    yield f"| difference to {in_table(first)} | {' | '.join(_HEADS[: len(_ACCURACIES)])} |"
     yield f"|{' --- |' * (len(_ACCURACIES) + 1)}"
     for label in others:
         found = [comparison.difference(label, first, name) for name in _ACCURACIES]
-        yield f"| {label} | {' | '.join(points(each, signs=True) for each in found)} |"
+        yield f"| {in_table(label)} | {' | '.join(points(each, signs=True) for each in found)} |"
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def draw_curves(path: Path, title: str, comparison: Comparison) -> list[Path]:
     """
     grid = np.linspace(0.0, comparison.budget, _POINTS)
     curves = [
-        Curve(label, grid, np.stack([np.interp(grid, o.tokens, o.accuracy) for o in runs.values()]))
+        Curve(label, grid, np.stack([_read_off(grid, o) for o in runs.values()]))
         for label, runs in comparison.outcomes.items()
     ]
     written: list[Path] = []
@@ -151,6 +151,11 @@ def draw_curves(path: Path, title: str, comparison: Comparison) -> list[Path]:
             raise
         written.append(target)
     return written
+
+
+def _read_off(grid: NDArray[np.float64], outcome: Outcome) -> NDArray[np.float64]:
+    """[places] accuracies of a run; NaN before its first one."""
+    return np.interp(grid, outcome.tokens, outcome.accuracy, left=math.nan)
 
 
 def _figures(curves: Sequence[Curve]) -> Iterator[list[Curve]]:

@@ -78,6 +78,11 @@ class Outcome:
         if len(self.tokens) != len(self.accuracy) or not len(self.tokens):
             raise ValueError("an outcome has one accuracy for each evaluation, and at least one")
 
+    @property
+    def before(self) -> float:
+        """Accuracy before training; NaN where it was not measured or outages left none of it."""
+        return float(self.accuracy[0]) if self.tokens[0] == 0 else math.nan
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -103,7 +108,11 @@ class Comparison:
         if measure != "curve_accuracy":
             return {seed: outcome.measures[measure] for seed, outcome in runs.items()}
         end = self.budget
-        return {seed: mean_of_curve(o.tokens, o.accuracy, end) for seed, o in runs.items()}
+        return {
+            # A curve that begins later than the others is another quantity than theirs.
+            seed: math.nan if math.isnan(o.before) else mean_of_curve(o.tokens, o.accuracy, end)
+            for seed, o in runs.items()
+        }
 
     def summary(self, label: str, measure: str) -> Interval:
         """A measure over a method's seeds."""
@@ -189,17 +198,26 @@ def read_outcome(run_dir: Path) -> Outcome:
     """What a run directory's metrics say about its run.
 
     Raises:
-        RunError: a file cannot be read or parsed, or outages left no evaluation an accuracy.
+        RunError: a file cannot be read or parsed, outages left no evaluation an accuracy, or a step
+            does not say how many tokens were generated.
     """
     metrics = read_run(run_dir).metrics
     accuracy = metrics.columns.get("eval/accuracy", np.full(len(metrics.steps), np.nan))
     evaluated = np.isfinite(accuracy)
     if not evaluated.any():
         raise RunError(
-            f"{run_dir}: none of its evaluations has an accuracy (eval/outages in metrics.jsonl "
-            "says what outages left unscored); remove it and repeat the command"
+            f"{run_dir}: none of its evaluations has an accuracy (eval/outages and "
+            "eval/failed_calls in metrics.jsonl say what outages met); remove it and repeat the "
+            "command"
         )
-    tokens = np.where(metrics.steps == 0, 0.0, metrics.columns["tokens/total"])
+    nothing = np.full(len(metrics.steps), np.nan)
+    tokens = np.where(metrics.steps == 0, 0.0, metrics.columns.get("tokens/total", nothing))
+    unknown = metrics.steps[~np.isfinite(tokens)]
+    if len(unknown):
+        raise RunError(
+            f"{run_dir / 'metrics.jsonl'}: step {unknown[0]:.0f} has no tokens/total; remove the "
+            "run and repeat the command"
+        )
     return Outcome(
         tokens[evaluated],
         accuracy[evaluated],

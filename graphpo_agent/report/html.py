@@ -190,16 +190,19 @@ def _count_steps(metrics: Metrics) -> str:
 
 
 def _accuracy_tile(metrics: Metrics) -> list[_Tile]:
-    """Held-out accuracy before and after; before only where it was measured once."""
-    _, accuracy = metrics.defined("eval/accuracy")
+    """Held-out accuracy before and after; only one of them where the other was not measured."""
+    steps, accuracy = metrics.defined("eval/accuracy")
     if not len(accuracy):
         return [_Tile("Held-out accuracy", UNDEFINED, "not measured")]
     if len(accuracy) == 1:
         return [_Tile("Held-out accuracy", percent(float(accuracy[0])), "measured once")]
     first, last = float(accuracy[0]), float(accuracy[-1])
-    error = NORMAL_95 * metrics.last("eval/standard_error")
+    error = NORMAL_95 * metrics.beside("eval/accuracy", "eval/standard_error")
     # Tasks that all go alike do not say how others would: a width of 0 is none.
     interval = f"; last value ±{100 * error:.1f} (95%)" if error > 0 else ""
+    if steps[0] > 0:
+        known = f"before training unknown{interval}"
+        return [_Tile("Held-out accuracy", percent(last), known)]
     return [
         _Tile(
             "Held-out accuracy",

@@ -2,7 +2,7 @@
 
 import math
 
-__all__ = ["UNDEFINED", "compact", "duration", "fixed", "percent", "signed"]
+__all__ = ["UNDEFINED", "compact", "duration", "fixed", "in_table", "percent", "signed"]
 
 UNDEFINED = "–"
 
@@ -14,6 +14,15 @@ def fixed(value: float, digits: int) -> str:
     ('0.62', '–')
     """
     return f"{value:.{digits}f}" if math.isfinite(value) else UNDEFINED
+
+
+def in_table(text: str) -> str:
+    r"""A text as a cell of a Markdown table.
+
+    >>> in_table("key|text")
+    'key\\|text'
+    """
+    return text.replace("|", r"\|")
 
 
 def signed(value: float, digits: int) -> str:

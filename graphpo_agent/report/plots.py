@@ -10,11 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 from matplotlib.typing import RcKeyType
 from numpy.typing import NDArray
 
-__all__ = ["Curve", "confidence_half_width", "curve_with_band", "t_quantile"]
+__all__ = ["Curve", "confidence_half_width", "curve_with_band", "draw_legend", "t_quantile"]
 
 COLORS = ("#1f6fd0", "#d9541e", "#13946a", "#b07a00", "#c94f86", "#5a47b8")
 """Distinguishable with every common colour blindness; the dashes tell the lines apart in print."""
@@ -74,15 +75,23 @@ def curve_with_band(path: Path, curves: Sequence[Curve], *, title: str) -> None:
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        for i, curve in enumerate(curves):
-            _draw(axes, curve, i)
-        axes.set_title(title, loc="left", fontweight="bold")
+        lines = [_draw(axes, curve, i) for i, curve in enumerate(curves)]
+        axes.set_title(title, loc="left", fontweight="bold", parse_math=False)
         axes.set_xlabel("generated tokens")
         axes.set_ylabel("held-out accuracy")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.legend(frameon=False, loc="best")
+        draw_legend(axes, lines, [curve.label for curve in curves], loc="best")
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, dpi=200, metadata=metadata)
+
+
+def draw_legend(
+    parent: Axes | Figure, lines: Sequence[Line2D], labels: Sequence[str], **where: Any
+) -> None:
+    """Name lines with whatever labels: matplotlib leaves out ``_name``, and typesets ``$``."""
+    legend = parent.legend(lines, labels, frameon=False, **where)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def confidence_half_width(y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -119,10 +128,11 @@ def t_quantile(degrees_of_freedom: int, confidence: float = 0.95) -> float:
     return float(np.sqrt(degrees_of_freedom) * np.tan(angle))
 
 
-def _draw(axes: Axes, curve: Curve, slot: int) -> None:
+def _draw(axes: Axes, curve: Curve, slot: int) -> Line2D:
     reached = np.isfinite(curve.y).any(axis=0)
     x, y = curve.x[reached], curve.y[:, reached]
     mean, half_width = np.nanmean(y, axis=0), confidence_half_width(y)
     color = COLORS[slot]
-    axes.plot(x, mean, color=color, linestyle=DASHES[slot], linewidth=2, label=curve.label)
+    (line,) = axes.plot(x, mean, color=color, linestyle=DASHES[slot], linewidth=2)
     axes.fill_between(x, mean - half_width, mean + half_width, color=color, alpha=0.15, linewidth=0)
+    return line

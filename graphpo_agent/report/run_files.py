@@ -44,6 +44,15 @@ class Metrics:
         _, values = self.defined(name)
         return float(values[-1]) if len(values) else math.nan
 
+    def beside(self, name: str, other: str) -> float:
+        """``other`` in the row of the latest defined ``name``; NaN if there is none."""
+        rows = np.flatnonzero(np.isfinite(self.columns[name])) if name in self.columns else []
+        return (
+            float(self.columns[other][rows[-1]])
+            if len(rows) and other in self.columns
+            else math.nan
+        )
+
     def at_end(self, name: str) -> float:
         """The value in the last row; NaN if it has none."""
         return float(self.columns[name][-1]) if name in self.columns else math.nan

@@ -145,13 +145,17 @@ def test_the_share_from_which_on_outages_are_too_many(
 
 
 def test_an_accuracy_that_outages_left_too_little_of_is_none() -> None:
-    evaluation, _ = run(40, samples=3, grower=Grower(StormyWalk(), even))
-    share = evaluation.num_dropped / 120
-    assert evaluation.trusted(share + 0.01) == evaluation
-    few = evaluation.trusted(share)
+    evaluation, rollouts = run(40, samples=3, grower=Grower(StormyWalk(), even))
+    share, met = evaluation.num_dropped / 120, outages_of(rollouts, str)
+    assert evaluation.trusted(met, share + 0.01) == evaluation
+    few = evaluation.trusted(met, share)
     assert np.isnan(few.accuracy) and np.isnan(few.standard_error) and np.isnan(few.best)
     assert few.num_dropped == evaluation.num_dropped and few.turns == evaluation.turns
-    assert run(4, samples=1)[0].trusted(0.01).num_tasks == 4
+    calm, rollouts = run(4, samples=1)
+    assert calm.trusted(outages_of(rollouts, str), 0.01) == calm
+    unanswered = Outages(trajectories=4, tool_calls=6, failed_calls=3)
+    assert calm.trusted(unanswered, 0.51) == calm
+    assert np.isnan(calm.trusted(unanswered, 0.5).accuracy)
 
 
 def test_another_seed_draws_other_trajectories_and_the_same_one_the_same():

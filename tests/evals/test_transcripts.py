@@ -146,6 +146,7 @@ def test_a_second_evaluation_at_once_is_told(
     [
         ("wrong", "accuracy 0.0%, at most 31.2% (95 % over 8 tasks, 8 trajectories)"),
         ("right", "accuracy 100.0%, at least 68.8% (95 % over 8 tasks, 8 trajectories)"),
+        ("half", "accuracy 50.0% ± unknown (95 % over 8 tasks, 8 trajectories)"),
         ("alternating", "accuracy 50.0% ± 37.0% (95 % over 8 tasks, 8 trajectories)"),
     ],
 )
@@ -196,6 +197,10 @@ def wrong(task: Task, outcome: Outcome) -> float:
 
 def right(task: Task, outcome: Outcome) -> float:
     return 1.0
+
+
+def half(task: Task, outcome: Outcome) -> float:
+    return 0.5
 
 
 def alternating(task: Task, outcome: Outcome) -> float:

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpo_agent.errors import RunError
-from graphpo_agent.report.compare_page import comparison_tables, draw_curves, write_comparison
+from graphpo_agent.report.compare_page import (
+    _read_off,
+    comparison_tables,
+    draw_curves,
+    write_comparison,
+)
 from graphpo_agent.report.compare_stats import (
     MEASURES,
     Comparison,
@@ -169,6 +174,36 @@ def test_many_methods_share_figures_with_the_first_one(tmp_path: Path) -> None:
     assert "<!-- grpo -->" in (tmp_path / "one.svg").read_text()
 
 
+def test_labels_may_hold_what_figures_and_tables_use_themselves(tmp_path: Path) -> None:
+    names = ["a$^$", "_mine", "p|q"]
+    comparison = Comparison({name: {0: outcome([0, 10], [0.1, 0.2])} for name in names}, None)
+    write_comparison(tmp_path, "x$^$", comparison)
+    drawn = (tmp_path / "compare.svg").read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in [*names, "x$^$"])
+    page = (tmp_path / "compare.md").read_text()
+    assert page.count(r"| p\|q |") == 2 and "| p|q" not in page
+
+
+def test_a_run_whose_first_evaluation_is_missing_counts_in_no_number_from_it() -> None:
+    late = {0: outcome([40, 100], [0.5, 0.9]), 1: outcome([0, 100], [0.2, 0.6])}
+    others = {0: outcome([0, 100], [0.1, 0.5]), 1: outcome([0, 100], [0.3, 0.5])}
+    comparison = Comparison({"late": late, "others": others}, None)
+    assert "20.0 before training" in next(comparison_tables(comparison))
+    assert comparison.values("late", "curve_accuracy") == {
+        0: pytest.approx(math.nan, nan_ok=True),
+        1: pytest.approx(0.4),
+    }
+    difference = comparison.difference("late", "others", "curve_accuracy")
+    assert difference.mean == pytest.approx(0.0) and math.isnan(difference.half_width)
+    assert comparison.difference("late", "others", "final_accuracy").mean == pytest.approx(0.25)
+
+
+def test_a_curve_is_drawn_from_its_first_evaluation_on() -> None:
+    grid = np.array([0.0, 20.0, 40.0, 100.0])
+    found = _read_off(grid, outcome([40, 100], [0.5, 0.9]))
+    assert np.isnan(found[:2]).all() and found[2:].tolist() == [0.5, 0.9]
+
+
 def test_a_figure_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
     with files_of_at_most(1000), pytest.raises(OSError, match="too large"):
         draw_curves(tmp_path / "c.svg", "two", two_methods())
@@ -218,6 +253,9 @@ def test_an_evaluation_without_an_accuracy_is_none(tmp_path: Path) -> None:
     assert any(line.startswith("| grpo | – | –") for line in lines)
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, "eval/outages": 8}))
     with pytest.raises(RunError, match="none of its evaluations has an accuracy"):
+        read_outcome(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/accuracy": 0.5}\n')
+    with pytest.raises(RunError, match=r"metrics.jsonl: step 1 has no tokens/total"):
         read_outcome(tmp_path)
 
 

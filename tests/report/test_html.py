@@ -119,6 +119,20 @@ def test_tasks_that_all_go_alike_claim_no_width(tmp_path: Path) -> None:
         assert ("last value ±" in _report(tmp_path)[1].text) == shown
 
 
+def test_accuracies_are_those_of_their_own_rows(tmp_path: Path) -> None:
+    """The first evaluation, and the width of the last, may be missing: outages left too little."""
+    write_sample_run(tmp_path)
+    first = {"step": 1, "eval/accuracy": 0.5, "eval/standard_error": 0.05}
+    write_lines(tmp_path / "metrics.jsonl", [first, {"step": 2, "eval/accuracy": 0.9}])
+    text = _report(tmp_path)[1].text
+    assert "before training unknown" in text and "→" not in text and "last value" not in text
+    later = [first | {"step": step, "eval/accuracy": 0.6} for step in (2, 3)]
+    write_lines(
+        tmp_path / "metrics.jsonl", [{"step": 0}, first | {"eval/standard_error": 1}, *later]
+    )
+    assert "before training unknown; last value ±9.8 (95%)" in _report(tmp_path)[1].text
+
+
 def _panel(title: str) -> Panel:
     return next(panel for panel in PANELS if panel.title == title)
 

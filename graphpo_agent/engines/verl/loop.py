@@ -29,6 +29,7 @@ from graphpo_agent.engines.verl.shared_rows import text_order
 from graphpo_agent.engines.verl.worker import GraphWorker, task_from_line
 from graphpo_agent.errors import GraphPOError, first_line
 from graphpo_agent.named import callable_of
+from graphpo_agent.rollout.outages import Outages
 
 __all__ = ["AnswerLoop", "GraphLoop", "advantage_field"]
 
@@ -162,7 +163,7 @@ class AnswerLoop(_Loop):
     """Answers a held-out task once."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> _Row:
-        """One trajectory and its reward, and whether it counts.
+        """One trajectory, its reward, and the outages it met, which may have left it out.
 
         What ends a run comes back as a row too: the trainer raises.
         """
@@ -171,7 +172,7 @@ class AnswerLoop(_Loop):
         try:
             worker = self._worker()
             policy = self._policy(worker, versions)
-            row, reward = await self.loop.run_in_executor(
+            row, reward, met = await self.loop.run_in_executor(
                 _THREADS,
                 worker.answer,
                 policy,
@@ -180,8 +181,9 @@ class AnswerLoop(_Loop):
             )
         except Exception as error:  # verl would leave the task out of the accuracy
             nothing = _nothing(int(self.config.graphpo.terms))
-            return self._row(nothing, 0.0, versions, {}, {"counts": False, "error": _told(error)})
-        verdict = {"counts": reward is not None, "error": None}
+            verdict = {"outages": asdict(Outages()), "error": _told(error)}
+            return self._row(nothing, 0.0, versions, {}, verdict)
+        verdict = {"outages": asdict(met), "error": None}
         return self._row(row, reward or 0.0, versions, {}, verdict)
 
 

@@ -269,9 +269,10 @@ class GraphTrainer(PPOTrainerSync):
         infos = dict(reward_extra_infos_dict)
         for error in filter(None, infos.pop("error")):
             raise RunError(error)
-        counting = [i for i, counts in enumerate(infos.pop("counts")) if counts]
-        met = Outages(len(data_sources), len(data_sources) - len(counting))
-        ours = {"eval/outages": float(met.left_out)}
+        outages = [Outages(**one) for one in infos.pop("outages")]
+        counting = [i for i, one in enumerate(outages) if not one.left_out]
+        met = sum(outages, Outages())
+        ours = {"eval/outages": float(met.left_out), "eval/failed_calls": float(met.failed_calls)}
         if met.reaches(self._own.outage_limit):
             return ours
         uids = [sample_uids[i] for i in counting]

@@ -57,8 +57,10 @@ class GraphWorker(Protocol):
         """The graph of one task of a training step."""
         ...
 
-    def answer(self, policy: Policy, task: Task, number: int) -> tuple[WeightedRow, float | None]:
-        """One trajectory of a held-out task, and its reward; None: it does not count."""
+    def answer(
+        self, policy: Policy, task: Task, number: int
+    ) -> tuple[WeightedRow, float | None, Outages]:
+        """One trajectory of a held-out task, its reward (None: it does not count), outages met."""
         ...
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from graphpo_agent.errors import RunError
+from graphpo_agent.rollout.outages import Outages
 
 pytestmark = pytest.mark.verl
 
@@ -115,10 +117,14 @@ def test_answers_that_do_not_count_are_left_out_of_the_accuracy() -> None:
     trainer._own = SimpleNamespace(outage_limit=0.5)
 
     def metrics(
-        counts: list[bool], errors: list[str | None], tasks: Sequence[str] = "abc"
+        counts: list[bool],
+        errors: list[str | None],
+        tasks: Sequence[str] = "abc",
+        failed_calls: int = 0,
     ) -> dict[str, float]:
-        infos: dict[str, list[Any]] = {"reward": [1.0, 0.0, 0.0]}
-        infos |= {"counts": counts, "error": errors}
+        infos: dict[str, list[Any]] = {"reward": [1.0, 0.0, 0.0], "error": errors}
+        met = (Outages(1, int(not one), 2, failed_calls) for one in counts)
+        infos["outages"] = [asdict(one) for one in met]
         return trainer._val_metrics_update(["heldout"] * 3, list(tasks), infos, [0, 0, 0])
 
     accuracy = "eval/accuracy"
@@ -126,8 +132,11 @@ def test_answers_that_do_not_count_are_left_out_of_the_accuracy() -> None:
     assert all_count[accuracy] == pytest.approx(1 / 3) and all_count["eval/outages"] == 0
     some = metrics([True, False, True], [None] * 3)
     assert some[accuracy] == 0.5 and some["eval/outages"] == 1
-    assert metrics([False] * 3, [None] * 3) == {"eval/outages": 3}
-    assert metrics([False, True, False], [None] * 3) == {"eval/outages": 2}
+    none = {"eval/failed_calls": 0}
+    assert metrics([False] * 3, [None] * 3) == none | {"eval/outages": 3}
+    assert metrics([False, True, False], [None] * 3) == none | {"eval/outages": 2}
+    judged_all_the_same = metrics([True] * 3, [None] * 3, failed_calls=1)
+    assert judged_all_the_same == {"eval/outages": 0, "eval/failed_calls": 3}
     again = ["a", "b", "b"]  # a was answered again, in vain
     assert metrics([True, True, True], [None] * 3, again)["eval/accuracy"] == 0.5
     with pytest.raises(RunError, match=r"^the quota is used up$"):

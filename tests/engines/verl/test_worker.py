@@ -115,7 +115,7 @@ def test_a_graph_brings_what_was_counted_since_the_last_one(reach: Path, tmp_pat
 
 def test_answers_are_one_trajectory_each(reach: Path, tmp_path: Path) -> None:
     worker, policy, tasks = made(reach, tmp_path)
-    (row, reward), (other, _), (same, _) = [
+    (row, reward, _), (other, *_), (same, *_) = [
         worker.answer(policy, tasks[0], number) for number in (0, 1, 0)
     ]
     assert row.token_ids.tolist() == same.token_ids.tolist() != other.token_ids.tolist()
@@ -128,10 +128,12 @@ def test_an_answer_that_met_an_outage_counts_as_set(
     reach: Path, tmp_path: Path, outages: str
 ) -> None:
     worker, policy, tasks = made(reach, tmp_path, f"outages={outages}")
-    _, calm = worker.answer(policy, tasks[0], 0)
+    _, calm, _ = worker.answer(policy, tasks[0], 0)
     storm = Storm(worker.grower.expander, lambda task: task == tasks[0].id)
     stormy = replace(worker, grower=replace(worker.grower, expander=storm))
-    assert stormy.answer(policy, tasks[0], 0)[1] == (None if outages == "drop" else calm)
+    _, reward, met = stormy.answer(policy, tasks[0], 0)
+    assert reward == (None if outages == "drop" else calm)
+    assert (met.trajectories, met.left_out) == (1, outages == "drop")
     assert stormy.answer(policy, tasks[1], 0)[1] == worker.answer(policy, tasks[1], 0)[1]
 
 
