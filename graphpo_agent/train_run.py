@@ -104,10 +104,14 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         config: the run.
         resume: a run directory that goes on from its newest checkpoint; None: a new run.
         console: where progress is shown.
+
+    Raises:
+        ConfigError: a run is to go on with an engine that does not read its checkpoints.
     """
     set_threads(config.threads)
+    before = None if resume is None else _begun_with(config, resume)
     if isinstance(config.engine, VerlEngineConfig):
-        return _verl_run(config, resume, console)
+        return _verl_run(config, before, resume, console)
     path = resume or Path(config.output)
     title, budget = f"{config.method.name} → {path}", describe_budget(config)
     setup = prepare(config, lambda lines: console.tell([title, *lines, *budget]))
@@ -120,11 +124,25 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     return _finished(run, config, after, model)
 
 
-def _verl_run(config: RunConfig, resume: Path | None, console: RunConsole) -> FinishedRun:
+def _begun_with(config: RunConfig, resume: Path) -> RunConfig:
+    """The configuration of a run that is to go on, whose checkpoints its engine can read."""
+    before = load_config(RunConfig, RunDirectory.existing(resume).config_path)
+    through_verl = [isinstance(each.engine, VerlEngineConfig) for each in (before, config)]
+    if through_verl[0] != through_verl[1]:
+        raise ConfigError(
+            f"{resume} has checkpoints of engine.kind {before.engine.kind}, which engine.kind "
+            f"{config.engine.kind} does not go on from: leave engine as it was, or start another "
+            "run with model.path set to the model in its newest checkpoint"
+        )
+    return before
+
+
+def _verl_run(
+    config: RunConfig, before: RunConfig | None, resume: Path | None, console: RunConsole
+) -> FinishedRun:
     """``train_run`` through verl; its checkpoints are verl's own."""
-    if resume is not None:
-        stored = RunDirectory.existing(resume).config_path
-        check_resumed(config, load_config(RunConfig, stored))
+    if before is not None:
+        check_resumed(config, before)
     tasks = prepare_verl(config)
     path = resume or Path(config.output)
     console.tell([f"{config.method.name} → {path}", *tasks.told])

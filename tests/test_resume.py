@@ -10,6 +10,8 @@ import pytest
 
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.cli import main
+from graphpo_agent.config import RunConfig
+from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.errors import RunError
 from graphpo_agent.report.run_dir import RunDirectory, locked
 from tests.runs import contents, rows, weights, without_times
@@ -166,6 +168,22 @@ def test_a_resumed_run_stays_where_and_what_it_is(
     assert main(["train", "--resume", str(run), "train.steps=2", change]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert change in told and ((run / "config.yaml").read_text(), rows(run)) == before
+
+
+@pytest.mark.parametrize("through_verl", [False, True])
+def test_a_run_goes_on_with_an_engine_that_reads_its_checkpoints(
+    through_verl: bool, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = ["engine={kind: local}", "engine={kind: verl, max_context_tokens: 64}"]
+    began, other = reversed(engines) if through_verl else engines
+    run = tmp_path / "run"
+    path, *changes = run_arguments(reach, run, began)
+    RunDirectory.create(run, dump_config(load_config(RunConfig, path, changes)), 0, ["graphpo"])
+    before = sorted(run.iterdir())
+    assert main(["train", "--resume", str(run), other]) == 2
+    error = capsys.readouterr().err
+    assert "leave engine as it was, or start another run" in error and error.count("\n") == 1
+    assert sorted(run.iterdir()) == before
 
 
 def test_overrides_of_a_resumed_run_are_told_and_kept(

@@ -103,6 +103,7 @@ def validate(config: Any) -> None:
     Raises:
         ConfigError: they do not.
     """
+    from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -120,6 +121,7 @@ def validate(config: Any) -> None:
         KeyError,
         TypeError,
         AttributeError,
+        HydraException,
         OmegaConfBaseException,
     ) as error:
         raise ConfigError(f"verl refuses its configuration: {_line(error)}") from error

@@ -5,6 +5,7 @@ names a function that makes a ``GraphWorker`` of its configuration.
 """
 
 import math
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -188,12 +189,18 @@ class AnswerLoop(_Loop):
 
 
 def _told(error: Exception) -> str:
-    """An error in one line; that of a program's mistake, or of a server, with its kind."""
+    """An error in one line; that of a program's mistake with its place, and all in the log."""
     cause = cause_of(error)
     if isinstance(cause, GraphPOError):
         return str(cause)
     said = f"{type(cause).__name__}: {first_line(cause)}"
-    return f"a vLLM server failed: {said} {SEE_LOG}" if isinstance(error, RayError) else said
+    if isinstance(error, RayError):
+        return f"a vLLM server failed: {said} {SEE_LOG}"
+    traceback.print_exception(cause)
+    if isinstance(cause, OSError) and cause.filename is not None:
+        said += f": {cause.filename}"
+    frames = traceback.extract_tb(cause.__traceback__)
+    return f"{said} in {frames[-1].filename}:{frames[-1].lineno} {SEE_LOG}" if frames else said
 
 
 def _nothing(terms: int) -> WeightedRow:

@@ -113,23 +113,35 @@ def check_composed(composed: Any) -> None:
             gives what is ours a value that it cannot have.
     """
     own = composed.graphpo
+    if own is None:
+        raise ConfigError("engine.overrides: graphpo holds settings of the run; leave it out")
     seconds = own.sync_seconds
     if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ConfigError(
             f"engine.overrides: graphpo.sync_seconds={seconds}: want a number of seconds above 0"
         )
+    part = composed.actor_rollout_ref
+    parallel = {
+        "actor.ulysses_sequence_parallel_size": part.actor.ulysses_sequence_parallel_size,
+        "actor.fsdp_config.ulysses_sequence_parallel_size": (
+            part.actor.fsdp_config.ulysses_sequence_parallel_size
+        ),
+    }
     if own.shares_prefixes:
-        _check_sharing(composed.actor_rollout_ref)
+        _check_sharing(part, parallel)
+    attention = part.model.override_config.get("attn_implementation", "flash_attention_2")
+    for name, size in parallel.items():
+        if size > 1 and not attention.startswith("flash"):  # each rank would see its own part only
+            raise ConfigError(
+                f"engine.overrides: actor_rollout_ref.{name}={size} needs flash attention, and "
+                f"attention is {attention} here; leave it out"
+            )
 
 
-def _check_sharing(part: Any) -> None:
+def _check_sharing(part: Any, parallel: Mapping[str, int]) -> None:
     for name, value, wanted in (
         ("actor.strategy", part.actor.strategy, "fsdp2"),
-        (
-            "actor.fsdp_config.ulysses_sequence_parallel_size",
-            part.actor.fsdp_config.ulysses_sequence_parallel_size,
-            1,
-        ),
+        *((name, size, 1) for name, size in parallel.items()),
         ("model.use_fused_kernels", part.model.use_fused_kernels, False),
     ):
         if value != wanted:
@@ -222,7 +234,8 @@ def _run_settings(config: RunConfig, run: Path) -> dict[str, Any]:
         "trainer.experiment_name": run.name,
         "trainer.default_local_dir": str(run / "checkpoints"),
         "trainer.save_freq": train.checkpoint_every,
-        "trainer.max_actor_ckpt_to_keep": train.keep_checkpoints,
+        # It deletes the only one before the next is whole.
+        "trainer.max_actor_ckpt_to_keep": max(2, train.keep_checkpoints),
         "trainer.resume_mode": "auto",
         "trainer.test_freq": train.eval_every if heldout is not None else -1,
         "trainer.v1.trainer_mode": "graphpo",

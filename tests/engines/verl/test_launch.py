@@ -1,6 +1,7 @@
 """How a run begins on a Ray cluster that runs already."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,17 @@ def test_what_a_server_raised_is_told_from_what_a_worker_did() -> None:
     assert _told(own).endswith("(set GRAPHPO_RAY_LOG=1 to see what the processes say)")
     assert _told(RayTaskError("grow", "", ToolError("quota"))) == "quota"
     assert _told(KeyError("id")) == "KeyError: 'id'"
+
+
+def test_a_mistake_is_told_with_its_place_and_its_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from graphpo_agent.engines.verl.loop import _told
+
+    try:
+        (tmp_path / "answers.json").read_text()
+    except OSError as error:
+        told = _told(error)
+    assert told.startswith(f"FileNotFoundError: No such file or directory: {tmp_path}/answers.json")
+    assert re.search(r" in \S+\.py:\d+ \(set GRAPHPO_RAY_LOG=1", told)
+    assert "test_launch.py" in capsys.readouterr().err
