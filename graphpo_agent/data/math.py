@@ -2,13 +2,14 @@ r"""Mathematics: DAPO-Math-17k, MATH, AIME, GSM8K and files with the same fields
 
 The question is in ``problem``, ``Problem``, ``question``, ``Question``,
 ``extra_info.raw_problem``, ``extra_info.question`` or ``prompt``, a text or messages; instructions
-that stand around it there, as in DAPO's files, are left out.
+that stand around it there, as in DAPO's files, or behind it, as in verl's, are left out.
 
 The answer is in ``answer``, ``Answer``, ``expected_answer``, ``final_answer``,
 ``reward_model.ground_truth`` or ``solution``, the first that is not empty; of a whole solution it
 is the content of the last ``\boxed{}``, or what follows ``####``.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,13 @@ _ANSWER_CHARACTERS = 64
 """Of a solution without a mark; a longer one is a proof."""
 _INSTRUCTION = "Answer:"
 """Paragraphs before and behind a question that both say this are about its form."""
+_ASKED_BEHIND = re.compile(
+    r"(.*\S)\s+(?:Let['’]s|Please|Remember to|Put|Output|Return|Give|Provide|Present|Write)\b"
+    r"[^.?!\n]{0,99}\b(?:answer|response)\b[^.?!\n]{0,40}"
+    r"(?:####|\\boxed(?:\{\W*(?i:(?:your )?(?:final )?answer)?\W*\})?)[\"'”’`$]*[.。]?",
+    re.DOTALL,
+)
+"""A question, and one sentence about the form of its answer that ends with an empty mark."""
 
 
 def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
@@ -76,7 +84,10 @@ def find_question(place: str, row: Mapping[str, Any]) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without the paragraphs around the question that tell how an answer is written."""
+    """Without the paragraphs around a question, or the sentence behind it, about its form."""
+    asked = _ASKED_BEHIND.fullmatch(text)
+    if asked is not None:
+        return asked[1]
     paragraphs = text.split("\n\n")
     wrapped = len(paragraphs) > 2 and all(_INSTRUCTION in paragraphs[end] for end in (0, -1))
     return "\n\n".join(paragraphs[1:-1]).strip() if wrapped else text

@@ -98,6 +98,43 @@ def test_only_paragraphs_about_the_form_are_left_out(tmp_path: Path) -> None:
     assert [task.question for task in prepare("math", [path]).tasks] == texts
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        " Let's think step by step and output the final answer within \\boxed{}.",
+        ' Let\'s think step by step and output the final answer after "####".',
+        "\nPlease reason step by step, and put your final answer within \\boxed{}",
+        "\n\nPut your final answer in $\\boxed{}$.",
+        "\n\nPresent the answer in LaTex format: \\boxed{Your answer}",
+    ],
+)
+def test_a_sentence_behind_a_prompt_about_the_form_is_left_out(tmp_path: Path, asked: str) -> None:
+    content = f"Let $x = 2$. Write the answer{asked}"
+    messages = {**DAPO, "prompt": [{"content": content, "role": "user"}]}
+    path = parquet(tmp_path / "verl.parquet", messages)
+    (task,) = prepare("math", [path]).tasks
+    assert task.question == "Let $x = 2$. Write the answer"
+    bare = {"problem": task.question, "answer": "34"}
+    train = lines(tmp_path / "a.jsonl", bare, {"problem": "x?", "answer": "1"})
+    assert [t.question for t in prepare("math", [train], exclude=[path]).tasks] == ["x?"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What is \\boxed{}?",
+        "Put $x$ into \\boxed{}.",
+        "Fill it. Give the answer that stands in \\boxed{3}.",
+        "Fill it. Give your answer as \\boxed{m + n}.",
+        "Put your answer in \\boxed{}.",
+        "Put your answer in \\boxed{}. What is it?",
+    ],
+)
+def test_a_question_that_names_a_box_stays_whole(tmp_path: Path, question: str) -> None:
+    path = lines(tmp_path / "a.jsonl", {"prompt": question, "answer": "1"})
+    assert [task.question for task in prepare("math", [path]).tasks] == [question]
+
+
 def test_repeated_questions_and_such_as_have_two_answers(tmp_path: Path) -> None:
     rows = [
         *([DAPO] * 3),
