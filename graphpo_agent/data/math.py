@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from graphpo_agent.data.benchmarks import decrypted
 from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field, text_of
 from graphpo_agent.errors import DataError
 from graphpo_agent.math_text import last_boxed
@@ -45,6 +46,10 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     Raises:
         DataError: with place and field, for a row that cannot be used.
     """
+    if decrypted(place, row) is not row:
+        raise DataError(
+            f"{place}: the question is encrypted: prepare the file as 'benchmark', not as 'math'"
+        )
     extra = _inside(place, row, "extra_info")
     ids = [row[name] for name in _IDS if name in row]
     identifier = next(iter(ids), extra.get("index"))

@@ -27,6 +27,10 @@ def _evaluation_question(place: str, row: Row) -> str:
     return text_field(place, benchmarks.decrypted(place, row), name)
 
 
+def _mathematical_question(place: str, row: Row) -> str:
+    return math.find_question(place, benchmarks.decrypted(place, row))
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One KIND of ``graphpo data prepare``. Its functions take a row and its place, for errors.
@@ -50,7 +54,7 @@ SOURCES: Mapping[str, Source] = {
     "search-r1": Source(search_r1.read_row),
     "asearcher": Source(asearcher.read_row),
     "webdancer": Source(webdancer.read_row),
-    "math": Source(math.read_row, math.find_question, one_answer=True, for_agents=False),
+    "math": Source(math.read_row, _mathematical_question, one_answer=True, for_agents=False),
     "gpqa": Source(gpqa.read_row, asked=gpqa.without_choices, one_answer=True, for_agents=False),
     "livecodebench": Source(livecodebench.read_row, for_agents=False),
     "benchmark": Source(benchmarks.read_row),

@@ -8,6 +8,7 @@ import pytest
 from graphpo_agent.data.prepare import Summary, prepare, task_id
 from graphpo_agent.errors import DataError
 from graphpo_agent.types import Task
+from tests.data.test_prepare_benchmarks import CANARY, encrypted, hashed, written
 from tests.data.test_prepare_sources import lines, parquet
 
 ASKED = "How many?\n\nCount twice."
@@ -175,6 +176,28 @@ def test_questions_are_excluded_in_whatever_flavour_the_evaluation_has_them(tmp_
     train = lines(tmp_path / "a.jsonl", DAPO, {"problem": "x?", "answer": "1"})
     evaluation = parquet(tmp_path / "aime.parquet", DAPO)
     assert [t.question for t in prepare("math", [train], exclude=[evaluation]).tasks] == ["x?"]
+
+
+def test_encrypted_evaluations_are_excluded_by_what_they_ask_and_are_no_tasks(
+    tmp_path: Path,
+) -> None:
+    secret = {"answer": hashed("4"), "canary": CANARY}
+    browse = lines(tmp_path / "bc.jsonl", {"problem": hashed("What is 2 + 2?"), **secret})
+    xbench = written(
+        tmp_path / "xb.csv",
+        {
+            "prompt": encrypted("What is 3 + 3?", CANARY.encode()),
+            "answer": encrypted("6", CANARY.encode()),
+            "canary": CANARY,
+        },
+    )
+    asked = ("what is 2 + 2", "what is 3 + 3", "x?")
+    train = lines(tmp_path / "a.jsonl", *({"problem": one, "answer": "4"} for one in asked))
+    prepared = prepare("math", [train], exclude=[browse, xbench])
+    assert [task.question for task in prepared.tasks] == ["x?"]
+    for path in (browse, xbench):
+        with pytest.raises(DataError, match="1: the question is encrypted: prepare the file as"):
+            prepare("math", [path])
 
 
 @pytest.mark.parametrize(
