@@ -13,6 +13,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from graphpo_agent.data.files import Row, read_data_file
+from graphpo_agent.data.gpqa import without_choices
 from graphpo_agent.data.source import SourceRow, Trajectory
 from graphpo_agent.data.sources import SOURCES, Source
 from graphpo_agent.errors import ConfigError, DataError
@@ -112,8 +113,8 @@ def prepare(
         files: JSON lines, JSON arrays, CSV or parquet.
         exclude: evaluation files, of the same kinds, with the question in one of the fields
             ``question``, ``Question``, ``problem``, ``query`` and ``prompt``, or as in
-            Search-R1's and LiveCodeBench's files or, for ``math``, in files of mathematics. For
-            ``gpqa``, a question is the same one whatever its choices are.
+            Search-R1's and LiveCodeBench's files or, for ``math``, in files of mathematics. One
+            with GPQA's choices below it is excluded without them, too.
         keep_unanswerable: keep the rows that are unanswerable by design, marked in the metadata.
         progress: show a bar where the output is a terminal.
 
@@ -169,7 +170,8 @@ def _excluded_questions(files: Iterable[Path], source: Source) -> dict[str, str]
         if not questions:
             raise DataError(f"{path}: holds no questions to exclude")
         for question in questions:
-            found.setdefault(overlap_key(source.asked(question)), str(path))
+            for asked in (question, without_choices(question)):
+                found.setdefault(overlap_key(asked), str(path))
     return found
 
 

@@ -90,6 +90,17 @@ def test_a_question_is_excluded_whatever_file_has_it_and_whatever_its_choices(
     assert list(prepared.summary.overlaps.values()) == [2, 1, 1]
 
 
+@pytest.mark.parametrize("kind", ["math", "asearcher"])
+def test_prepared_tasks_exclude_a_question_of_another_source(tmp_path: Path, kind: str) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    write_tasks(tasks, prepare("gpqa", [lines(tmp_path / "main.jsonl", row(2))]).tasks)
+    (whole,) = load_tasks(tasks)
+    asked = (row(2)["Question"], whole.question, row(3)["Question"])
+    path = lines(tmp_path / "a.jsonl", *({"question": each, "answer": "3"} for each in asked))
+    prepared = prepare(kind, [path], exclude=[tasks])
+    assert [task.question for task in prepared.tasks] == ["How many are 3 and 1?"]
+
+
 @pytest.mark.parametrize("domain", [math.nan, Decimal("1.5"), 3])
 def test_a_domain_that_is_no_text_is_not_kept(tmp_path: Path, domain: Any) -> None:
     path = parquet(tmp_path / "gpqa.parquet", {**row(1), "High-level domain": domain})
