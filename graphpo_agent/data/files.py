@@ -2,7 +2,8 @@
 
 import csv
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def read_data_file(path: Path) -> Iterator[tuple[str, Row]]:
     ``file: row N`` (from 1) elsewhere.
 
     Raises:
-        DataError: the file cannot be read, is a pipe, or is not what its name says.
+        DataError: the file cannot be read, is a pipe, is not what its name says, or names a column
+            twice.
     """
     _check_can_be_read_twice(path)
     if path.suffix == ".parquet":
@@ -76,9 +78,12 @@ def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(_MAX_CELL)
+    number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), start=1):
+            reader = csv.DictReader(file, strict=True)
+            _check_columns(path, filter(None, reader.fieldnames or ()))
+            for number, row in enumerate(reader, start=1):
                 place = f"{path}: row {number}"
                 if None in row:
                     raise DataError(f"{place}: has more cells than the header; quote its commas")
@@ -86,13 +91,23 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
     except OSError as error:
         raise _unreadable(path, error) from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not valid CSV in UTF-8 ({error})") from error
+        raise DataError(
+            f"{path}: not valid CSV in UTF-8 from row {number + 1} on ({error})"
+        ) from error
+
+
+def _check_columns(path: Path, names: Iterable[str]) -> None:
+    """Raise DataError where two columns have one name: of two cells one would be lost."""
+    ((name, times),) = Counter(names).most_common(1) or [("", 0)]
+    if times > 1:
+        raise DataError(f"{path}: column {name!r:.40} is there twice; remove or rename one")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 for row in batch.to_pylist():
                     number += 1

@@ -307,6 +307,37 @@ def test_a_parquet_file_with_a_value_that_python_has_none_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('q,a\nwho?,1\n"what?,2\nwhy?,3\n', "from row 2 on (unexpected end of data)"),
+        ('q,a\n"what?,1\n"why?",2\n', "from row 1 on ("),
+        ('q,a\n"who" is it?,1\n', "from row 1 on ("),
+    ],
+)
+def test_a_csv_file_whose_quotes_do_not_pair_is_refused(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text(text)
+    with pytest.raises(DataError) as error:
+        list(read_data_file(path))
+    assert str(error.value).startswith(f"{path}: not valid CSV in UTF-8 {says}")
+
+
+def test_a_column_has_one_name(tmp_path: Path) -> None:
+    table, columns = tmp_path / "r.csv", tmp_path / "r.parquet"
+    table.write_text("question,answer,answer\nwho?,1,2\n")
+    values = [pa.array(["who?"]), pa.array(["1"]), pa.array(["2"])]
+    pq.write_table(pa.table(values, names=["question", "answer", "answer"]), columns)
+    for path in (table, columns):
+        with pytest.raises(DataError) as error:
+            list(read_data_file(path))
+        assert str(error.value) == f"{path}: column 'answer' is there twice; remove or rename one"
+    table.write_text("question,,\nwho?,,\n")
+    assert [row["question"] for _, row in read_data_file(table)] == ["who?"]
+
+
+@pytest.mark.parametrize(
     ("value", "says"),
     [(3, "expected a JSON object, found int"), ({"id": "\ud800"}, "holds half a character")],
 )
