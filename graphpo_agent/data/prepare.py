@@ -231,13 +231,14 @@ class _Entry:
 
 
 def _differ(some: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether not the same answers are given; numbers are compared as numbers."""
+    """Whether not the same answers are given, as numbers or else in one notation."""
     return set(some) != set(others) and set(map(_meant, some)) != set(map(_meant, others))
 
 
 def _meant(answer: str) -> Fraction | str:
-    value = as_number(plain(answer))
-    return answer if value is None else value
+    text = plain(answer)
+    value = as_number(text)
+    return "".join(text.split()) if value is None else value
 
 
 def _prepared(entries: Sequence[_Entry], tally: _Tally, exclude: Sequence[Path]) -> Prepared:

@@ -163,8 +163,18 @@ def test_a_question_answered_otherwise_once_is_left_out(tmp_path: Path) -> None:
     assert prepared.summary.dropped == {"answers that contradict each other": 3}
 
 
-@pytest.mark.parametrize(("first", "second"), [("25", "025"), ("\\frac12", "1/2"), ("3.50", "7/2")])
-def test_one_number_written_in_two_ways_is_one_answer(
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("25", "025"),
+        ("\\frac12", "1/2"),
+        ("3.50", "7/2"),
+        ("$h=4$.", "$h=4$"),
+        ("(1,2)", "(1, 2)"),
+        ("90^\\circ", "90°"),
+    ],
+)
+def test_one_answer_written_in_two_ways_is_one_answer(
     tmp_path: Path, first: str, second: str
 ) -> None:
     rows = ({"problem": "x?", "answer": answer} for answer in (first, second))
