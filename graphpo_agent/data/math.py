@@ -6,7 +6,7 @@ that stand around it there, as in DAPO's files, or behind it, as in verl's, are 
 
 The answer is in ``answer``, ``Answer``, ``expected_answer``, ``final_answer``,
 ``reward_model.ground_truth`` or ``solution``, the first that is not empty; of a whole solution it
-is the content of the last ``\boxed{}``, or what follows ``####``.
+is the content of the last ``\boxed{}``, or what follows ``####`` in its last line.
 """
 
 import re
@@ -16,6 +16,7 @@ from typing import Any
 from graphpo_agent.data.benchmarks import decrypted
 from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field, text_of
 from graphpo_agent.errors import DataError
+from graphpo_agent.math_notation import as_number, plain
 from graphpo_agent.math_text import last_boxed
 
 __all__ = ["find_question", "read_row"]
@@ -26,6 +27,7 @@ _ANSWERS = ("answer", "Answer", "expected_answer", "final_answer")
 _IDS = ("unique_id", "id", "ID")
 _ANSWER_CHARACTERS = 64
 """Of a solution without a mark; a longer one is a proof."""
+_HASHES = re.compile(r"(?<!#)####(?!#)\s*(.*)")
 _INSTRUCTION = "Answer:"
 """Paragraphs before and behind a question that both say this are about its form."""
 _ASKED_BEHIND = re.compile(
@@ -124,14 +126,30 @@ def _answers_by_field(place: str, row: Mapping[str, Any]) -> Iterator[tuple[str,
 
 def _states(solution: str) -> bool:
     """Whether a solution says which of it is the answer, or is the answer itself."""
-    marked = last_boxed(solution) is not None or "####" in solution
-    return marked or (len(solution) <= _ANSWER_CHARACTERS and "\n" not in solution.strip())
+    short = len(solution) <= _ANSWER_CHARACTERS and "\n" not in solution.strip()
+    return short or _marked(solution) is not None
 
 
 def _finals(answers: Iterable[str]) -> tuple[str, ...]:
     """What solutions end with; answers by themselves as they are."""
-    found = (last_boxed(answer) or answer.rpartition("####")[2].strip() for answer in answers)
-    return tuple(filter(None, found))
+    marked = ((answer, _marked(answer)) for answer in answers)
+    return tuple(filter(None, (answer if said is None else said for answer, said in marked)))
+
+
+def _marked(text: str) -> str | None:
+    """What a text marks as its answer, empty where its marks are; None where it has none."""
+    marks = [mark for mark in (last_boxed(text), _behind_hashes(text)) if mark is not None]
+    return next(filter(None, marks), "") if marks else None
+
+
+def _behind_hashes(text: str) -> str | None:
+    """What the last line says behind ``####``; a line before it counts if it says a number."""
+    lines = list(filter(None, map(str.strip, text.splitlines())))
+    for distance, line in enumerate(reversed(lines[-2:])):
+        found = _HASHES.search(line)
+        if found and (distance == 0 or as_number(plain(found[1])) is not None):
+            return found[1]
+    return None
 
 
 def _inside(place: str, row: Mapping[str, Any], name: str) -> dict[str, Any]:

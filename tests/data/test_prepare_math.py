@@ -78,6 +78,27 @@ def test_a_solution_without_a_mark_is_an_answer_where_it_is_short(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("solution", "answers"),
+    [
+        ("6 * 12 = 72\n#### 72\n", ("72",)),
+        ("6 * 12 = 72 #### 72", ("72",)),
+        ("6 * 12 = 72\n#### 72\n\nThe answer is 72.", ("72",)),
+        ("6 * 12 = 72\n#### 72\n\\boxed{}", ("72",)),
+        ("#### Step 1\nMultiply.\n#### Conclusion\n\nThere are 72.", ()),
+        ("##### Step 72", ("##### Step 72",)),
+        ("So \\boxed{72}, then \\boxed{}.", ()),
+        ("\\boxed{ }", ()),
+    ],
+)
+def test_what_a_solution_marks_is_its_answer_and_no_more_of_it(
+    tmp_path: Path, solution: str, answers: tuple[str, ...]
+) -> None:
+    rows = {"problem": "x?", "solution": solution}, {"problem": "y?", "answer": "1"}
+    tasks = prepare("math", [lines(tmp_path / "a.jsonl", *rows)]).tasks
+    assert [task.answers for task in tasks if task.question == "x?"] == [answers] * bool(answers)
+
+
+@pytest.mark.parametrize(
     ("fields", "answers"),
     [
         ({"answer": "", "solution": "It is $\\boxed{4}$."}, ("4",)),
