@@ -13,15 +13,17 @@ __all__ = ["replace_directory", "replacing", "write_atomically"]
 def replacing(path: Path) -> Iterator[Path]:
     """A place to write a file, which becomes ``path`` if the ``with`` block succeeds.
 
-    Each process has a place of its own: of two that write the same file one comes last, whole.
+    A link stays one: the file that it points to is replaced, and made where it is not there. Each
+    process has a place of its own: of two that write the same file one comes last, whole.
 
     Raises:
         OSError: it cannot be put there.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    file = Path(os.path.realpath(path))
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         yield partial
-        partial.replace(path)
+        partial.replace(file)
     finally:
         if os.path.exists(partial):  # false, too, for a name that no file can have
             partial.unlink()

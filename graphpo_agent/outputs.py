@@ -46,12 +46,15 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def check_place(path: Path) -> None:
-    """Raise DataError where no file can be put, with the directories above it made if need be."""
+    """Raise DataError where no file can be put, with the directories above it made if need be.
+
+    Those above the file that a link points to are not made.
+    """
     if is_no_file(path):
         raise DataError(
             f"output {str(path)!r} is not a file and cannot be written over; name another"
         )
-    _try(path, _existing_above(path), DataError)
+    _try(path, _linked(path) or _existing_above(path), DataError)
 
 
 def check_output(path: Path) -> None:
@@ -61,7 +64,7 @@ def check_output(path: Path) -> None:
     if is_no_file(path):
         raise RunError(f"output {path} is a device or pipe: name a file")
     check_parent(path, RunError)
-    _try(path, path.parent, RunError)
+    _try(path, _linked(path) or path.parent, RunError)
 
 
 def check_parent(path: Path, error: type[GraphPOError]) -> None:
@@ -78,6 +81,11 @@ def check_above(directory: Path) -> None:
     _try(directory, above, RunError)
 
 
+def _linked(path: Path) -> Path | None:
+    """The directory of the file that a link points to; None for anything but a link."""
+    return Path(os.path.realpath(path)).parent if os.path.islink(path) else None
+
+
 def _existing_above(path: Path) -> Path:
     """The nearest place above a path where something is."""
     return next(parent for parent in path.absolute().parents if os.path.exists(parent))
@@ -89,8 +97,9 @@ def _try(path: Path, above: Path, error: type[GraphPOError]) -> None:
     Rights do not tell: a superuser has all of them in ``/proc``, where nothing can be made. Its
     name is as long as an output's is while it is written.
     """
+    name = os.path.basename(os.path.realpath(path))
     try:
-        tempfile.NamedTemporaryFile(dir=above, prefix=f".{path.name}.").close()
+        tempfile.NamedTemporaryFile(dir=above, prefix=f".{name}.").close()
     except OSError as failure:
         protected = failure.errno in _PROTECTED
         reason = f"{above} is protected" if protected else failure.strerror

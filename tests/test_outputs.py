@@ -37,6 +37,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("old")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "dangling").symlink_to("missing")
+    (tmp_path / "nowhere").symlink_to("gone/missing")
     return tmp_path
 
 
@@ -91,6 +92,7 @@ def told(check, error, path: str) -> str | None:
     [
         ("file", None),
         ("dangling", None),
+        ("nowhere", "nowhere: cannot be written (No such file or directory); name another"),
         ("new/and/x", None),
         ("x" * 245, None),
         ("folder", "output 'folder' is not a file and cannot be written over; name another"),
@@ -110,6 +112,7 @@ def test_a_place_that_is_made_with_what_is_above_it(here, path, says):
     [
         ("file", None),
         ("folder/x", None),
+        ("nowhere", "nowhere: cannot be written (No such file or directory); name another"),
         ("folder", "output 'folder' is a directory: name a file"),
         ("pipe", "output pipe is a device or pipe: name a file"),
         ("new/x", "output new/x: there is no directory new"),
@@ -118,6 +121,17 @@ def test_a_place_that_is_made_with_what_is_above_it(here, path, says):
 )
 def test_a_place_in_a_directory_that_is_there(here, path, says):
     assert told(check_output, RunError, path) == says
+
+
+def test_an_output_that_is_a_link_is_written_where_it_points(here):
+    (here / "data.jsonl").write_text('{"problem": "2 + 2?", "answer": "4"}\n')
+    (here / "folder" / "kept").write_text("old")
+    (here / "first").symlink_to("folder/kept")
+    (here / "link").symlink_to("first")
+    for out, file in (("link", here / "folder" / "kept"), ("dangling", here / "missing")):
+        assert main(["data", "prepare", "math", "data.jsonl", "--out", out]) == 0
+        assert (here / out).is_symlink() and "2 + 2?" in file.read_text()
+    assert [path.name for path in (here / "folder").iterdir()] == ["kept"]
 
 
 def test_a_directory_to_be_made(here):
