@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 from graphpo_agent.cli_data import add_data_verbs
@@ -47,6 +48,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a character its encoding lacks becomes "?"
+        sys.stdout.reconfigure(errors="replace")
     options = _parse(arguments)
     warn_in_lines()
     limit_threads()

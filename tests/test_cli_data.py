@@ -240,6 +240,15 @@ def test_parquet_for_search_trainers_is_not_for_reasoning(kind, tmp_path, capsys
     assert not out.exists()
 
 
+def test_an_output_that_has_no_arrows_gets_a_question_mark(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    source = write(tmp_path / "a.jsonl", ROWS[:1])
+    out = str(tmp_path / "tasks.jsonl")
+    process = start_command(["data", "prepare", "asearcher", source, "--out", out])
+    said, told = process.communicate()
+    assert (process.returncode, said) == (0, f"1 rows ? 1 tasks\n{out}\n"), told
+
+
 def test_a_warning_is_one_line_of_the_command(tmp_path: Path) -> None:
     row = {"id": "a", "question": "Who?", "response": "<answer>Ada</answer>", "gold": ["Ada"]}
     rows = write(tmp_path / "rows.jsonl", [row])
