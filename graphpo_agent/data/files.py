@@ -109,13 +109,23 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
         with pq.ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-                for row in batch.to_pylist():
+                names = batch.schema.names
+                columns = [_values(path, name, batch[name]) for name in names]
+                for values in zip(*columns, strict=True):
                     number += 1
-                    yield f"{path}: row {number}", row
+                    yield f"{path}: row {number}", dict(zip(names, values, strict=True))
     except OSError as error:
         raise _unreadable(path, error) from error
-    except (pa.ArrowException, ValueError, OverflowError) as error:  # the last two: of a value
-        reason = first_line(error)
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: not a readable parquet file ({first_line(error)})") from error
+
+
+def _values(path: Path, name: str, column: pa.Array) -> list[Any]:
+    """The values of a column; DataError names it where Python has none for one of them."""
+    try:
+        return column.to_pylist()
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        reason = f"column {name!r:.40}: {first_line(error)}"
         raise DataError(f"{path}: not a readable parquet file ({reason})") from error
 
 

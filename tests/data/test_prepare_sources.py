@@ -297,13 +297,17 @@ def test_a_file_that_is_missing_or_not_what_it_says(tmp_path: Path, name: str) -
 
 
 def test_a_parquet_file_with_a_value_that_python_has_none_for(tmp_path: Path) -> None:
-    dates = pa.table({"question": ["who?"], "day": pa.array([10**7], pa.date32())})
-    pq.write_table(dates, tmp_path / "dates.parquet")
-    raw = pa.array([b"\xff"], pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"question": raw}), tmp_path / "raw.parquet")
-    for name in ("dates", "raw"):
-        with pytest.raises(DataError, match=f"{name}.parquet: not a readable parquet file"):
-            list(read_data_file(tmp_path / f"{name}.parquet"))
+    columns = {
+        "dates": pa.array([10**7], pa.date32()),
+        "times": pa.array([9 * 10**12], pa.timestamp("s")),
+        "raw": pa.array([b"\xff"], pa.binary()).view(pa.string()),
+    }
+    for name, column in columns.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"question": ["who?"], name: column}), path)
+        with pytest.raises(DataError) as error:
+            list(read_data_file(path))
+        assert f"{path}: not a readable parquet file (column '{name}': " in str(error.value)
 
 
 @pytest.mark.parametrize(
