@@ -14,7 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from graphpo_agent.data.benchmarks import decrypted
-from graphpo_agent.data.source import SourceRow, answer_field, mapping_field, text_field, text_of
+from graphpo_agent.data.source import (
+    SourceRow,
+    answer_field,
+    first_of,
+    mapping_field,
+    text_field,
+    text_of,
+)
 from graphpo_agent.errors import DataError
 from graphpo_agent.math_notation import as_number, plain
 from graphpo_agent.math_text import last_boxed
@@ -53,14 +60,13 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
             f"{place}: the question is encrypted: prepare the file as 'benchmark', not as 'math'"
         )
     extra = _inside(place, row, "extra_info")
-    ids = [row[name] for name in _IDS if name in row]
-    identifier = next(iter(ids), extra.get("index"))
+    level = first_of(row, "level")
     return SourceRow(
         question=find_question(place, row),
         answers=_answers(place, row),
         source=text_field(place, row, "data_source") if "data_source" in row else None,
-        source_id=None if identifier is None else str(identifier),
-        metadata={"level": str(row["level"])} if "level" in row else {},
+        source_id=first_of(row, *_IDS) or first_of(extra, "index"),
+        metadata={} if level is None else {"level": level},
     )
 
 

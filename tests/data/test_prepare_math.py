@@ -53,6 +53,12 @@ DAPO = {
         ({"id": 0, "problem": "x?", "expected_answer": "025"}, "x?", "025", {"source_id": "0"}),
         ({"question": "x?", "answer": "6 * 12 = 72\n#### 72"}, "x?", "72", {}),
         ({"problem": "x?", "solution": "so it is $\\boxed 2$."}, "x?", "2", {}),
+        (
+            {"id": 7.0, "problem": "x?", "answer": "2", "level": 3.0},
+            "x?",
+            "2",
+            {"source_id": "7", "level": "3"},
+        ),
         ({**DAPO, "extra_info": {"question": "x?"}}, "x?", "34", {"source": "math_dapo"}),
     ],
 )
