@@ -11,6 +11,7 @@ import json
 import pickle
 import zlib
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from graphpo_agent.data.source import SourceRow, first_of, text_field
@@ -51,7 +52,7 @@ def read_row(place: str, row: Mapping[str, Any]) -> SourceRow:
     if called and not isinstance(function, str):
         raise DataError(f"{place}: field 'metadata' must have func_name, as its tests call it")
     packed = ProgramTests(tuple((t["input"], t["output"]) for t in tests), function).packed()
-    kept = {new: str(row[name]) for name, new in _KEPT.items() if name in row}
+    kept = {new: _text(row[name]) for name, new in _KEPT.items() if name in row}
     return SourceRow(
         question=find_question(place, row),
         answers=(),
@@ -70,6 +71,11 @@ def find_question(place: str, row: Mapping[str, Any]) -> str:
     starter = str(row.get("starter_code", "")).rstrip()
     asked = f"{_FUNCTION}\n\n```python\n{starter}\n```" if starter else _PROGRAM
     return "\n\n".join((text_field(place, row, "question_content"), asked, _FORM))
+
+
+def _text(value: Any) -> str:
+    """A date as its files of JSON have it, also where a column of times holds it."""
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def _tests(place: str, row: Mapping[str, Any], name: str) -> list[dict[str, str]]:

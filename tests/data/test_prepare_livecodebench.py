@@ -2,6 +2,7 @@ import base64
 import json
 import pickle
 import zlib
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from graphpo_agent.errors import DataError
 from graphpo_agent.program_tests import ProgramTests
 from graphpo_agent.rewards.code import CodeReward
 from graphpo_agent.types import Outcome
-from tests.data.test_prepare_sources import lines
+from tests.data.test_prepare_sources import lines, parquet
 
 PRINTS = [{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]
 CALLS = [{"input": "[1, 2]\n3", "output": "true", "testtype": "functional"}]
@@ -97,6 +98,12 @@ def test_neither_level_nor_date_is_needed(tmp_path: Path) -> None:
     del row["difficulty"], row["contest_date"]
     (task,) = prepare("livecodebench", [lines(tmp_path / "a.jsonl", row)]).tasks
     assert set(task.metadata) == {"source", "source_id", "tests"}
+
+
+def test_a_date_is_the_same_in_a_column_of_times(tmp_path: Path) -> None:
+    row = problem(PRINTS, contest_date=datetime(2024, 5, 13))
+    (task,) = prepare("livecodebench", [parquet(tmp_path / "a.parquet", row)]).tasks
+    assert task.metadata["contest_date"] == "2024-05-13T00:00:00"
 
 
 def test_a_text_that_is_very_long_when_decompressed_is_refused(
