@@ -30,11 +30,14 @@ def directory_lock(directory: Path, busy: Exception, inherit: bool = False) -> I
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
-    except (FileExistsError, FileNotFoundError) as error:
+    except FileExistsError as error:
         if error.filename != str(directory) or _in_the_way(directory):
             raise
         raise busy from None  # it was there a moment ago
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except FileNotFoundError:
+        raise busy from None  # so it was
     os.set_inheritable(descriptor, inherit)
     with _held(descriptor, busy):
         yield

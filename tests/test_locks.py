@@ -80,12 +80,14 @@ def test_a_program_that_outlives_its_process_holds_a_directory_where_it_should(
         pass
 
 
-def test_what_is_in_a_directorys_way_is_told_and_not_called_busy(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_told_and_not_called_busy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     for place in (tmp_path / "file", tmp_path / "nowhere", tmp_path / "nowhere" / "held"):
         with pytest.raises(FileExistsError), directory_lock(place, Busy()):
             pass
+    with pytest.raises(FileNotFoundError), directory_lock(Path("/proc/none"), Busy()):
+        pass
 
 
 @pytest.mark.parametrize("kind", LOCKS)
