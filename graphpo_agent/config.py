@@ -293,6 +293,7 @@ class TrainConfig(Strict):
     """Rounds of other prompts drawn in place of graphs without any advantage."""
     eval_every: Positive = 10
     eval_tasks: Positive = 200
+    """The first held-out tasks, for evaluations in training; ``graphpo eval`` takes all."""
     eval_samples: Positive = 1
     checkpoint_every: Positive = 1
     keep_checkpoints: Positive = 2

@@ -20,6 +20,9 @@ from retrievers.server import serve
 
 __all__ = ["build", "grade", "info", "merge", "prepare", "serve_index"]
 
+_OPENS = ("'", '"', "[", "{")
+"""What a YAML value begins with that is more than a bare text."""
+
 
 def prepare(
     source: str,
@@ -108,14 +111,19 @@ def serve_index(directory: str, options: Sequence[str], **settings: Any) -> int:
 
 
 def _options(texts: Sequence[str]) -> dict[str, Any]:
-    """``name=value`` texts as a mapping, values as in YAML."""
+    """``name=value`` texts as a mapping.
+
+    Values are as in YAML, but for bare texts: they are what stands there, ``"query: "`` for one.
+    """
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise ConfigError(f"option {text!r}: write name=value")
         try:
-            options[name] = parse_yaml(value)
+            parsed = parse_yaml(value)
         except NotYaml:
             raise ConfigError(f"option {text!r:.200}: the value is not YAML") from None
+        bare = isinstance(parsed, str | dict) and not value.lstrip().startswith(_OPENS)
+        options[name] = value if bare else parsed
     return options

@@ -15,6 +15,7 @@ from graphpo_agent.cli import _parser, main
 from graphpo_agent.data import KINDS as DATA_KINDS
 from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
+from graphpo_agent.data_commands import _options
 from graphpo_agent.evals import GRADERS
 from graphpo_agent.evals.grade import KINDS, GradeOptions
 from tests.net.servers import always, serving
@@ -157,6 +158,26 @@ def test_an_index_is_built_described_and_served(tmp_path, capsys) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("query: ", "query: "),
+        ("query ", "query "),
+        ("a: b # c", "a: b # c"),
+        ("'query: '", "query: "),
+        ('"x" ', "x"),
+        ("none", "none"),
+        ("null", None),
+        ("2", 2),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ("{a: 1}", {"a": 1}),
+    ],
+)
+def test_bare_texts_are_options_as_they_stand(text: str, value: object) -> None:
+    assert _options([f"name={text}"]) == {"name": value}
 
 
 BUILD = ["index", "build", "bm25", "--corpus", "{corpus}", "--out", "{out}"]
