@@ -25,7 +25,6 @@ __all__ = [
     "Corpus",
     "Lines",
     "checked_rows",
-    "corpus_fingerprint",
     "line_ranges",
     "read_corpus",
     "scan_corpus",
@@ -51,6 +50,14 @@ class Lines:
         self._path = path
         self._file = path.open("rb", buffering=0)
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells another version of the file without reading all of it: size and head.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return _fingerprint(self._file.fileno())
+
     def line(self, start: int, end: int) -> bytes:
         """The bytes in [start, end).
 
@@ -62,7 +69,7 @@ class Lines:
         except OSError as error:
             raise DataError(f"{self._path}: cannot be read ({error.strerror})") from error
         if len(line) < end - start:
-            raise DataError(f"{self._path}: has changed since it was opened; start again")
+            raise _changed(self._path)
         return line
 
     def row(self, place: str, start: int, end: int, fields: Sequence[str]) -> dict[str, Any]:
@@ -86,6 +93,7 @@ class Corpus:
     Attributes:
         path: the file.
         ranges: [num_docs, 2] where each row's line starts and ends, in bytes.
+        fingerprint: of the file when it was opened; see ``Lines.fingerprint``.
     """
 
     def __init__(self, path: Path, ranges: NDArray[np.int64]) -> None:
@@ -97,9 +105,15 @@ class Corpus:
         self.path = path
         self.ranges = ranges
         self._lines = Lines(path)
+        self.fingerprint = self._lines.fingerprint()
 
     def __len__(self) -> int:
         return len(self.ranges)
+
+    def check_unchanged(self) -> None:
+        """Raise DataError unless ``path`` still leads to what was opened."""
+        if _fingerprint_at(self.path) != self.fingerprint:
+            raise _changed(self.path)
 
     def line(self, row: int) -> bytes:
         """The row as it stands in the file.
@@ -132,9 +146,13 @@ def read_corpus(path: Path) -> Corpus:
     """A corpus all of whose rows have been checked.
 
     Raises:
-        DataError: see ``scan_corpus``.
+        DataError: see ``scan_corpus``; or another file took its place meanwhile.
     """
-    return Corpus(path, scan_corpus(path))
+    before = _fingerprint_at(path)
+    corpus = Corpus(path, scan_corpus(path))
+    if corpus.fingerprint != before:
+        raise _changed(path)
+    return corpus
 
 
 def scan_corpus(path: Path) -> NDArray[np.int64]:
@@ -181,17 +199,6 @@ def line_ranges(path: Path) -> NDArray[np.int64]:
     return ranges
 
 
-def corpus_fingerprint(path: Path) -> dict[str, Any]:
-    """What tells a changed corpus from the indexed one without reading all of it: size and head.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        head = hashlib.sha256(file.read(_HEAD_BYTES)).hexdigest()
-    return {"corpus_bytes": path.stat().st_size, "corpus_head_sha256": head}
-
-
 def checked_rows(
     path: Path, description: str, fields: Sequence[str]
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -212,6 +219,24 @@ def checked_rows(
                 start = end
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _fingerprint(number: int) -> dict[str, Any]:
+    """Of the file that a descriptor is open on."""
+    head = hashlib.sha256(os.pread(number, _HEAD_BYTES, 0)).hexdigest()
+    return {"corpus_bytes": os.fstat(number).st_size, "corpus_head_sha256": head}
+
+
+def _fingerprint_at(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return _fingerprint(file.fileno())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _changed(path: Path) -> DataError:
+    return DataError(f"{path}: has changed since it was opened; start again")
 
 
 def _row(place: str, line: bytes, fields: Sequence[str]) -> dict[str, Any]:

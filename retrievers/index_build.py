@@ -110,9 +110,14 @@ def build_directory(directory: Path, source: Mapping[str, Any] | None = None) ->
 
 
 def corpus_source(corpus: Corpus) -> dict[str, Any]:
-    """What tells another corpus, for ``build_directory``: the SHA-256 of the whole file."""
+    """What tells another corpus, for ``build_directory``: the SHA-256 of the whole file.
+
+    Raises:
+        DataError: the corpus is not what was opened any more.
+    """
     with corpus.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    corpus.check_unchanged()
     return {"corpus_sha256": digest, "num_docs": len(corpus)}
 
 

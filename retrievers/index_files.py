@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphpo_agent.errors import ToolError, first_sentence
-from retrievers.corpus import Corpus, corpus_fingerprint
+from retrievers.corpus import Corpus
 from retrievers.index_build import finished_rows
 
 __all__ = ["finish_index", "open_corpus", "read_manifest", "reason_of", "relative_path"]
@@ -43,13 +43,17 @@ def finish_index(
     Returns:
         The manifest: kind, corpus (relative to the index), its size and the SHA-256 of its first
         MiB, num_docs, options, and ``versions``.
+
+    Raises:
+        DataError: the corpus is not what was opened any more.
     """
+    corpus.check_unchanged()
     np.save(work / "offsets.npy", corpus.ranges)
     home = work if work.resolve() in corpus.path.resolve().parents else directory
     manifest = {
         "kind": kind,
         "corpus": relative_path(corpus.path, home),
-        **corpus_fingerprint(corpus.path),
+        **corpus.fingerprint,
         "num_docs": len(corpus),
         "options": dict(options),
         **versions,
@@ -94,21 +98,21 @@ def open_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
     """
     path = Path(os.path.normpath(directory.resolve() / manifest["corpus"]))
     try:
-        found = corpus_fingerprint(path)
+        ranges = np.load(directory / "offsets.npy", mmap_mode="r")
+        if ranges.shape != (manifest["num_docs"], 2):
+            raise ValueError("offsets.npy is that of another index")
+    except (OSError, ValueError, EOFError) as error:
+        reason = reason_of(error)
+        raise ToolError(f"{directory}: the index cannot be read ({reason}); {_MEND}") from error
+    try:
+        corpus = Corpus(path, ranges)
     except OSError as error:
         raise ToolError(
             f"{directory}: its corpus {path} cannot be read ({error.strerror}); {_MEND}"
         ) from error
-    if found != {name: manifest[name] for name in found}:
+    if corpus.fingerprint != {name: manifest[name] for name in corpus.fingerprint}:
         raise ToolError(f"{directory}: {path} has changed since it was indexed; {_MEND}")
-    try:
-        ranges = np.load(directory / "offsets.npy", mmap_mode="r")
-        if ranges.shape != (manifest["num_docs"], 2):
-            raise ValueError("offsets.npy is that of another index")
-        return Corpus(path, ranges)
-    except (OSError, ValueError, EOFError) as error:
-        reason = reason_of(error)
-        raise ToolError(f"{directory}: the index cannot be read ({reason}); {_MEND}") from error
+    return corpus
 
 
 def reason_of(error: Exception) -> str:

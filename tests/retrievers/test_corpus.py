@@ -131,3 +131,17 @@ def test_a_file_that_is_cut_while_it_is_open_is_named(tmp_path):
     assert corpus.document(0).id == "d0"
     with pytest.raises(DataError, match=r"corpus\.jsonl: has changed since it was opened"):
         corpus.document(999)
+
+
+def test_a_file_that_is_replaced_while_it_is_checked_is_named(tmp_path, monkeypatch):
+    path = write_corpus(tmp_path / "corpus.jsonl", ["an oak"] * 10)
+    new = write_corpus(tmp_path / "new.jsonl", ["an elm"] * 10)
+
+    def scan(path):
+        ranges = scan_corpus(path)
+        new.replace(path)
+        return ranges
+
+    monkeypatch.setattr(corpus_module, "scan_corpus", scan)
+    with pytest.raises(DataError, match=r"corpus\.jsonl: has changed since it was opened"):
+        read_corpus(path)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import DataError, ToolError
 from retrievers.bm25 import build_bm25
 from retrievers.corpus import Corpus
 from retrievers.index import build_index, describe_index, open_index
@@ -269,6 +269,23 @@ def test_what_is_left_of_another_build_is_not_used(
     assert said in errors and "going on" not in errors
     build_bm25(interrupted, tmp_path / "fresh", **options)
     assert files_of(tmp_path / "index") == files_of(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("moment", ["words", "digest"])
+def test_a_corpus_that_is_replaced_during_a_build_makes_no_index(tmp_path, monkeypatch, moment):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS)
+    new = write_corpus(tmp_path / "new.jsonl", TEXTS[::-1])
+    function = {"words": "bm25s.BM25.index", "digest": "retrievers.index_build.hashlib.file_digest"}
+    usual = pkgutil.resolve_name(function[moment])
+
+    def replaced(*arguments, **options):
+        new.replace(corpus)
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(function[moment], replaced)
+    with pytest.raises(DataError, match=r"corpus\.jsonl: has changed since it was opened; start"):
+        build_bm25(corpus, tmp_path / "index")
+    assert os.listdir(tmp_path) == ["corpus.jsonl"]
 
 
 def test_half_a_part_is_cut_off(interrupted, tmp_path, whole):
