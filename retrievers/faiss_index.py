@@ -126,16 +126,10 @@ def search_faiss(
         index: see ``map_faiss``.
         queries: [num_queries, dimension].
         topk: rows for each query.
-        nprobe: lists an IVF index looks into.
-        ef_search: candidates an HNSW index keeps, at least ``topk``.
+        nprobe: lists an IVF index looks into, also one within another index.
+        ef_search: candidates an HNSW index keeps, at least ``topk``; as ``nprobe``.
     """
-    faiss = _faiss()
-    parameters = None
-    if isinstance(index, faiss.IndexIVF):
-        parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, index.nlist))
-    elif isinstance(index, faiss.IndexHNSW):
-        parameters = faiss.SearchParametersHNSW(efSearch=max(ef_search, topk))
-    return index.search(queries, topk, params=parameters)
+    return index.search(queries, topk, params=_parameters(index, nprobe, max(ef_search, topk)))
 
 
 def flat_vectors(index: Any) -> NDArray[np.float32]:
@@ -150,6 +144,34 @@ def flat_vectors(index: Any) -> NDArray[np.float32]:
         raise ToolError(f"dense index: only type Flat has the vectors themselves, found {found}")
     flat = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
     return flat.reshape(index.ntotal, index.d)
+
+
+def _parameters(index: Any, nprobe: int, ef_search: int) -> Any:
+    """What a search of an index is told; None: nothing. An index may be around another one."""
+    faiss = _faiss()
+    if isinstance(index, faiss.IndexIVF):
+        return faiss.SearchParametersIVF(nprobe=min(nprobe, index.nlist))
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(efSearch=ef_search)
+    inner = _inner(index)
+    parameters = None if inner is None else _parameters(inner, nprobe, ef_search)
+    if parameters is not None and isinstance(index, faiss.IndexPreTransform):
+        return faiss.SearchParametersPreTransform(index_params=parameters)
+    if parameters is not None and isinstance(index, faiss.IndexRefine):
+        return faiss.IndexRefineSearchParameters(
+            k_factor=index.k_factor, base_index_params=parameters
+        )
+    return parameters
+
+
+def _inner(index: Any) -> Any:
+    """The index that another one is around: transforms, refines or numbers anew; None: none."""
+    faiss = _faiss()
+    if isinstance(index, faiss.IndexRefine):
+        return faiss.downcast_index(index.base_index)
+    if isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
+        return faiss.downcast_index(index.index)
+    return None
 
 
 def _faiss() -> Any:

@@ -91,6 +91,17 @@ def test_every_type_finds_most_of_what_flat_finds(world, type_):
     assert hits >= 0.9 * sum(map(len, exact))
 
 
+def write_faiss(path, factory, vectors, ids=None, metric=faiss.METRIC_INNER_PRODUCT):
+    """An index as another program makes it."""
+    index = faiss.index_factory(vectors.shape[1], factory, metric)
+    index.train(vectors)
+    if ids is None and factory.startswith("IDMap"):
+        ids = np.arange(len(vectors))
+    index.add(vectors) if ids is None else index.add_with_ids(vectors, ids)
+    faiss.write_index(index, str(path))
+    return path
+
+
 def cluster_vectors(count, dimension, seed=0):
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(40, dimension))
@@ -98,11 +109,17 @@ def cluster_vectors(count, dimension, seed=0):
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.parametrize("type_", ["IVF64,SQ8", "HNSW8"])
+WRAPPED = ["RR24,IVF64,Flat", "L2norm,HNSW8", "IVF64,SQ8,RFlat", "IDMap,OPQ8_24,IVF64,SQ8,RFlat"]
+
+
+@pytest.mark.parametrize("type_", ["IVF64,SQ8", "HNSW8", *WRAPPED])
 def test_looking_further_finds_more(tmp_path, type_):
     vectors, queries = cluster_vectors(3000, 24), cluster_vectors(100, 24, seed=1)
     exact = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
-    build_faiss(vectors, parse_type(type_, len(vectors)), tmp_path / "index")
+    if type_ in WRAPPED:
+        write_faiss(tmp_path / "index", type_, vectors)
+    else:
+        build_faiss(vectors, parse_type(type_, len(vectors)), tmp_path / "index")
     index = map_faiss(tmp_path / "index")
 
     def recall(nprobe, ef_search):
@@ -222,9 +239,7 @@ def test_search_r1s_own_index_is_opened_where_it_is(tmp_path, encoder):
     texts = passages(50)
     corpus = write_corpus(tmp_path / "wiki.jsonl", texts)
     vectors = EncoderEmbedder(encoder).embed([f"passage: {text}" for text in texts])
-    index = faiss.index_factory(16, "Flat", faiss.METRIC_INNER_PRODUCT)
-    index.add(vectors)
-    faiss.write_index(index, str(tmp_path / "e5_Flat.index"))
+    write_faiss(tmp_path / "e5_Flat.index", "Flat", vectors)
     settings = {"model": encoder, "faiss_index": tmp_path / "e5_Flat.index"}
     build(corpus, tmp_path / "index", **settings)
     assert sorted(os.listdir(tmp_path / "index")) == ["manifest.json", "offsets.npy"]
