@@ -74,7 +74,7 @@ class JinaReader:
 
 
 def _classify(reply: Reply) -> Verdict:
-    """Whether the reader fails (401, 402, 429, 5xx) or the page does (all other 4xx)."""
-    if 400 <= reply.status < 500 and reply.status not in (401, 402, 408, 429):
+    """Whether the reader fails (401, 402, 407, 408, 429, 5xx) or the page does (all other 4xx)."""
+    if 400 <= reply.status < 500 and reply.status not in (401, 402, 407, 408, 429):
         return "no_result"
     return classify_json(reply)

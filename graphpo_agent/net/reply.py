@@ -16,15 +16,18 @@ Verdict = FailureKind | Literal["quota", "configuration"] | None
 
 _EXCERPT_CHARACTERS = 200
 _BY_STATUS: Mapping[int, Verdict] = {
-    401: "configuration",
+    400: "bad_arguments",
     402: "quota",
-    403: "configuration",
-    404: "configuration",
-    405: "configuration",
     408: "transient",
-    410: "configuration",
+    409: "transient",
+    413: "bad_arguments",
+    414: "bad_arguments",
+    421: "transient",
+    422: "bad_arguments",
+    424: "transient",
     425: "transient",
     429: "rate_limit",
+    431: "bad_arguments",
     451: "no_result",
 }
 
@@ -78,9 +81,9 @@ class Reply:
 def classify_status(reply: Reply) -> Verdict:
     """What the status of a reply says, for services without rules of their own.
 
-    2xx is an answer. 3xx, 401, 403, 404, 405 and 410 say that key, address or model are wrong, 402
-    that nothing is left to spend; 429 is a rate limit; 408, 425 and 5xx are transient; 451 has no
-    result; every other 4xx refuses the arguments.
+    2xx is an answer. 400, 413, 414, 422 and 431 refuse the arguments; 402 says that nothing is left
+    to spend; 429 is a rate limit; 408, 409, 421, 424, 425 and 5xx are transient; 451 has no result.
+    3xx and every other 4xx say that key, address, model or proxy are wrong.
 
     Example: ``classify_status(Reply(503, {}, b""))`` is ``"transient"``.
     """
@@ -88,9 +91,7 @@ def classify_status(reply: Reply) -> Verdict:
         return None
     if reply.status in _BY_STATUS:
         return _BY_STATUS[reply.status]
-    if reply.status < 400:
-        return "configuration"
-    return "bad_arguments" if reply.status < 500 else "transient"
+    return "configuration" if reply.status < 500 else "transient"
 
 
 def classify_json(reply: Reply) -> Verdict:

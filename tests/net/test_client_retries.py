@@ -54,7 +54,7 @@ def test_a_service_whose_first_call_is_not_tried_again_is_told_of_too(hangs):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(500, "transient"), (502, "transient"), (429, "rate_limit")]
+    ("status", "kind"), [(500, "transient"), (421, "transient"), (429, "rate_limit")]
 )
 def test_tries_end(status, kind):
     message = rf"s: GET .*HTTP {status}: .*busy.*3 tries"
@@ -161,9 +161,12 @@ def test_unreachable_hosts_are_transient(host):
         (401, ToolError, "check its address, key"),
         (403, ToolError, "check its address, key"),
         (404, ToolError, "check its address, key"),
+        (407, ToolError, "HTTP 407: .*check its address, key"),
+        (426, ToolError, "check its address, key"),
         (302, ToolError, "check its address, key"),
         (402, QuotaError, "used up"),
         (400, CallFailed, "HTTP 400"),
+        (413, CallFailed, "HTTP 413"),
         (422, CallFailed, "HTTP 422"),
         (451, CallFailed, "HTTP 451"),
     ],

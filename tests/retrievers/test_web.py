@@ -371,6 +371,7 @@ def test_jina_reads_a_page():
         (429, {"code": 429}, "rate_limit"),
         (503, {"code": 503}, "transient"),
         (401, {"code": 401}, ToolError),
+        (407, {}, ToolError),
         (402, {"code": 402, "name": "InsufficientBalanceError"}, QuotaError),
     ],
 )
