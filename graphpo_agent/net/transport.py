@@ -1,13 +1,16 @@
 """One HTTP exchange that ends in time and in bounded memory, whatever the server does.
 
 ``requests`` limits each read, so a server that sends a byte now and then is never stopped. Here a
-watchdog shuts the socket down when the exchange has had its time.
+watchdog shuts the socket down when the exchange has had its time, from the connection on: also
+while a proxy answers and while the two agree on TLS.
 """
 
+import os
 import socket
 import threading
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +21,9 @@ from requests.adapters import HTTPAdapter
 from requests.utils import prepend_scheme_if_needed, select_proxy
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import NameResolutionError, NewConnectionError
 from urllib3.util import parse_url
+from urllib3.util.connection import create_connection
 
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.alarm import alarm
@@ -28,7 +33,10 @@ from graphpo_agent.net.reply import Reply, Verdict
 __all__ = ["Broken", "Session", "exchange"]
 
 _CONNECT_S = 10.0
-"""For each address of a host."""
+"""For each address of a host, at most."""
+_SHORTEST_S = 0.001
+"""A time-out of 0 would be none."""
+_NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 _CHUNK_BYTES = 1 << 16
 _ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError)
 """ValueError is urllib3's for a chunk of negative length."""
@@ -52,36 +60,53 @@ class Broken:
 
 
 class _Watchdog:
-    """Shuts down the socket of one exchange when its time is over.
+    """Shuts down the connection of one exchange when its time is over.
 
     Attributes:
         barked: whether it did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self.barked = False
-        self._socket: socket.socket | None = None
+        self._end = time.monotonic() + seconds
+        self._handle: socket.socket | None = None
         self._lock = threading.Lock()
 
+    def left(self) -> float:
+        """Seconds that the exchange still has, more than 0."""
+        return max(self._end - time.monotonic(), _SHORTEST_S)
+
     def guard(self, sock: socket.socket) -> None:
-        """Watch this socket from now on."""
+        """Watch this connection from now on.
+
+        A duplicate descriptor is kept: TLS takes the first one over.
+        """
+        handle = socket.socket(fileno=os.dup(sock.fileno()))
+        self.close()
         with self._lock:
-            self._socket = sock
+            self._handle = handle
             if self.barked:
-                _shut_down(sock)
+                _shut_down(handle)
 
     def bark(self) -> None:
         """The time is over."""
         with self._lock:
             self.barked = True
-            if self._socket is not None:
-                _shut_down(self._socket)
+            if self._handle is not None:
+                _shut_down(self._handle)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        with self._lock:
+            if self._handle is not None:
+                self._handle.close()
+            self._handle = None
 
 
 def _shut_down(sock: socket.socket) -> None:
     """End all reads of a socket, also those that wait in another thread."""
     with suppress(OSError):  # the peer was faster
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Watch(threading.local):
@@ -97,17 +122,38 @@ class _GuardedConnection(HTTPConnection):
 
     response_class = FinalResponse
 
-    def connect(self) -> None:
-        super().connect()
-        self._guard()
+    def _new_conn(self) -> socket.socket:
+        try:
+            sock = _connect(self._dns_host, self.port, _watch.dog, self.socket_options)
+        except socket.gaierror as error:
+            raise NameResolutionError(self.host, self, error) from error
+        except OSError as error:
+            reason = f"Failed to establish a new connection: {error}"
+            raise NewConnectionError(self, reason) from error
+        _watch.dog.guard(sock)
+        return sock
 
     def request(self, *args: Any, **kwargs: Any) -> None:
-        self._guard()
-        super().request(*args, **kwargs)
-
-    def _guard(self) -> None:
         if self.sock is not None:
             _watch.dog.guard(self.sock)
+        super().request(*args, **kwargs)
+
+
+def _connect(host: str, port: int, dog: _Watchdog, options: Any) -> socket.socket:
+    """A socket to the first address of a host that answers; each has a share of what is left."""
+    addresses = [found[4] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    refused = OSError("the host has no address")
+    for number, address in enumerate(addresses):
+        patience = min(dog.left() / (len(addresses) - number), _CONNECT_S)
+        numeric, _ = socket.getnameinfo(address, _NUMERIC)
+        try:
+            sock = create_connection((numeric, port), patience, socket_options=options)
+        except OSError as error:
+            refused = error
+            continue
+        sock.settimeout(dog.left())
+        return sock
+    raise refused
 
 
 class _GuardedTlsConnection(_GuardedConnection, HTTPSConnection):
@@ -201,14 +247,12 @@ def exchange(
     """
     assert request.url is not None
     settings = session.environment(request.url)
-    # A connection being made is not guarded yet; reads are, and sooner than this time-out.
-    timeout = (min(seconds, _CONNECT_S), seconds + 1.0)
     outcome: Reply | Broken
-    dog = _watch.dog = _Watchdog()
-    with alarm(seconds, dog.bark):
+    dog = _watch.dog = _Watchdog(seconds)
+    with closing(dog), alarm(seconds, dog.bark):
         try:
-            with session.send(
-                request, timeout=timeout, allow_redirects=False, **settings
+            with session.send(  # the dog is sooner than this time-out
+                request, timeout=seconds + 1.0, allow_redirects=False, **settings
             ) as response:
                 outcome = _read(response, max_bytes)
         except _ERRORS as error:

@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import math
 import socket
@@ -82,6 +83,51 @@ def test_a_connection_that_was_kept_is_stopped_at_the_deadline_too():
         with pytest.raises(CallFailed, match="no complete reply within"):
             service.call("GET", url)
         assert 0 < len(sent) < 199
+
+
+@pytest.mark.parametrize(
+    ("proxy", "first"),
+    [
+        (True, b"HTTP/1.1 200 OK\r\nX-Slow: "),
+        (False, b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc\x03\x03"),  # a hello of 16 kB
+    ],
+    ids=["a proxy's answer", "TLS"],
+)
+def test_a_connection_that_is_being_made_is_stopped_at_the_deadline(monkeypatch, proxy, first):
+    sent = []
+
+    def talk(connection, over):
+        connection.sendall(first)
+        while len(sent) < 500 and not over.wait(0.02):
+            sent.append(connection.send(b"x"))
+
+    with raw_server(talk) as url:
+        service = url.replace("http", "https")
+        if proxy:
+            monkeypatch.setenv("https_proxy", url)
+            service = "https://service.test/"
+        with pytest.raises(CallFailed, match="no complete reply within"):
+            HttpService("s", limits=Limits(deadline_s=0.5, tries=1)).call("GET", service)
+        assert 0 < len(sent) < 499
+
+
+def test_an_address_that_is_silent_leaves_time_for_the_next(monkeypatch):
+    look_up = socket.getaddrinfo
+
+    def two(host, port, *args, **options):
+        hosts = ["127.0.0.2", "127.0.0.1"] if host == "service.test" else [host]
+        return [found for each in hosts for found in look_up(each, port, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    with serving(always({"ok": 1})) as server, contextlib.ExitStack() as stack:
+        port = server.server_address[1]
+        silent = stack.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        for _ in range(4):  # more than wait in its queue: who comes later gets no answer
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        service = HttpService("s", limits=Limits(deadline_s=4.0, tries=1))
+        assert service.call("GET", f"http://service.test:{port}/").json() == {"ok": 1}
 
 
 def test_nothing_is_sent_once_the_time_is_over(monkeypatch):
