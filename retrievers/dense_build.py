@@ -67,7 +67,8 @@ def build_dense(
         DataError: a corpus line that cannot be used, with file, line and field.
         ModelError: there is no usable encoder, or it gives numbers that are not finite.
         ToolError: a setting that cannot be; faiss is missing; a directory that holds something
-            else, or cannot be written; ``faiss_index`` has another number of rows.
+            else, or cannot be written; ``faiss_index`` has another number of rows, another metric
+            than the inner product, or ids that are no row numbers.
     """
     refuse_inside(corpus_path, directory)
     check_counts("dense index", batch_size=batch_size)

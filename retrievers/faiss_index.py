@@ -105,16 +105,28 @@ def map_faiss(path: Path) -> Any:
     """A faiss index of any type whose pages are read when first touched.
 
     Raises:
-        ToolError: faiss is not installed, or the file is no index.
+        ToolError: faiss is not installed, or the file is no index, one of another metric than the
+            inner product, or one whose vectors have other numbers than their rows.
     """
     faiss = _faiss()
     if not path.is_file():
         raise ToolError(f"{path}: there is no faiss index")
     try:
-        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[-1]
         raise ToolError(f"{path}: the faiss index cannot be read ({reason})") from error
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise ToolError(
+            f"{path}: compares vectors by another metric than the inner product (faiss' metric "
+            f"{index.metric_type}); build it with METRIC_INNER_PRODUCT"
+        )
+    if not _numbered_by_row(index):
+        raise ToolError(
+            f"{path}: numbers its vectors otherwise than by the rows of the corpus, from 0; "
+            "build it without ids"
+        )
+    return index
 
 
 def search_faiss(
@@ -172,6 +184,18 @@ def _inner(index: Any) -> Any:
     if isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
         return faiss.downcast_index(index.index)
     return None
+
+
+def _numbered_by_row(index: Any) -> bool:
+    """Whether ids that were given to the vectors, if any, are 0, 1, 2 and so on."""
+    faiss = _faiss()
+    while index is not None:
+        if isinstance(index, faiss.IndexIDMap):
+            ids = faiss.vector_to_array(index.id_map)
+            if not np.array_equal(ids, np.arange(index.ntotal)):
+                return False
+        index = _inner(index)
+    return True
 
 
 def _faiss() -> Any:

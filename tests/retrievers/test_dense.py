@@ -270,6 +270,35 @@ def test_search_r1s_own_index_is_opened_where_it_is(tmp_path, encoder):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("factory", "ids", "metric", "message"),
+    [
+        ("Flat", None, faiss.METRIC_L2, "another metric than the inner product .*metric 1"),
+        ("HNSW8", None, faiss.METRIC_L2, "another metric than the inner product"),
+        ("IDMap,Flat", range(7, 57), faiss.METRIC_INNER_PRODUCT, "numbers its vectors otherwise"),
+        ("IDMap2,SQ8", range(49, -1, -1), faiss.METRIC_INNER_PRODUCT, "numbers its vectors other"),
+    ],
+)
+def test_a_faiss_file_that_would_give_other_documents_is_refused(
+    tmp_path, encoder, factory, ids, metric, message
+):
+    corpus = write_corpus(tmp_path / "wiki.jsonl", passages(50))
+    settings = {"model": encoder, "faiss_index": tmp_path / "wiki.index"}
+    vectors = cluster_vectors(50, 16)
+    write_faiss(settings["faiss_index"], "IDMap,Flat", vectors)
+    build(corpus, tmp_path / "index", **settings)
+    assert len(DenseRetriever(tmp_path / "index").search(["alder0"], 3)[0]) == 3
+    write_faiss(settings["faiss_index"], factory, vectors, ids and np.array(ids), metric)
+    for use in (
+        lambda: build(corpus, tmp_path / "other", **settings),
+        lambda: DenseRetriever(tmp_path / "index"),
+    ):
+        with pytest.raises(ToolError, match=rf"wiki\.index: .*{message}") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "other").exists()
+
+
 def test_settings_come_from_the_preset_that_is_named_or_told_by_the_name():
     e5 = resolve_encoder("intfloat/e5-base-v2")
     assert (e5.pooling, e5.query_prefix, e5.passage_prefix) == ("mean", "query: ", "passage: ")
