@@ -24,7 +24,7 @@ from graphpo_agent.net.pace import Pace
 from graphpo_agent.net.reply import Reply, Verdict, classify_json, classify_status
 from graphpo_agent.net.secrets import Redactor, without_user
 from graphpo_agent.net.store import CallStore, request_key
-from graphpo_agent.net.transport import Broken, Session, exchange
+from graphpo_agent.net.transport import Broken, Session, exchange, proxy_secrets
 from graphpo_agent.types import FailureKind
 
 __all__ = ["HttpService", "Limits", "Reply", "Verdict", "classify_json", "classify_status"]
@@ -125,7 +125,7 @@ class HttpService:
         self._secret_headers = dict(secret_headers or {})
         self._secret_params = dict(secret_params or {})
         secrets = [*self._secret_headers.values(), *self._secret_params.values()]
-        self._redactor = Redactor(secrets)
+        self._redactor = Redactor([*secrets, *proxy_secrets()])
         self._store = store
         self._classify = classify
         self._sessions: queue.LifoQueue[Session] = queue.LifoQueue()

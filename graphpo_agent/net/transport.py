@@ -5,6 +5,7 @@ watchdog shuts the socket down when the exchange has had its time, from the conn
 while a proxy answers and while the two agree on TLS.
 """
 
+import base64
 import os
 import socket
 import threading
@@ -14,11 +15,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
-from requests.utils import prepend_scheme_if_needed, select_proxy
+from requests.utils import get_auth_from_url, prepend_scheme_if_needed, select_proxy
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import NameResolutionError, NewConnectionError
@@ -30,7 +32,7 @@ from graphpo_agent.net.alarm import alarm
 from graphpo_agent.net.http_message import FinalResponse, unreadable_coding
 from graphpo_agent.net.reply import Reply, Verdict
 
-__all__ = ["Broken", "Session", "exchange"]
+__all__ = ["Broken", "Session", "exchange", "proxy_secrets"]
 
 _CONNECT_S = 10.0
 """For each address of a host, at most."""
@@ -40,6 +42,7 @@ _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 _CHUNK_BYTES = 1 << 16
 _ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError)
 """ValueError is urllib3's for a chunk of negative length."""
+_NO_ADDRESS = (TypeError, ValueError, urllib3.exceptions.LocationParseError)
 _DROPPED_HEADERS = frozenset(
     ("set-cookie", "content-length", "content-encoding", "transfer-encoding", "connection")
 )
@@ -54,7 +57,8 @@ class Broken:
 
     verdict: Verdict
     """``transient`` (refused, reset, cut short, too slow, compressed otherwise than asked for),
-    ``no_result`` (too large) or ``configuration`` (a certificate that is not trusted here)."""
+    ``no_result`` (too large) or ``configuration`` (a certificate that is not trusted here, a proxy
+    that wants a login)."""
     reason: str
     """In one line."""
 
@@ -221,13 +225,24 @@ def _check_proxy(url: str, proxies: dict[str, str]) -> None:
         return
     try:
         host = parse_url(prepend_scheme_if_needed(proxy, "http")).host
-    except (TypeError, ValueError, urllib3.exceptions.LocationParseError):
+    except _NO_ADDRESS:
         host = None
     if not host:
         raise ToolError(
             "the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) has no "
             "host; write http://host:port"
         )
+
+
+def proxy_secrets() -> list[str]:
+    """Passwords of the proxies that the environment names, plain and as they are sent."""
+    secrets = []
+    for proxy in getproxies().values():
+        with suppress(*_NO_ADDRESS):  # refused when it is used
+            user, password = get_auth_from_url(prepend_scheme_if_needed(proxy, "http"))
+            sent = base64.b64encode(f"{user}:{password}".encode("latin-1")).decode()
+            secrets += [password, sent] if password else []
+    return secrets
 
 
 def exchange(
@@ -292,6 +307,8 @@ def _broken(error: BaseException) -> Broken:
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         reason = reason.partition("): ")[2] or reason  # the connection's name is not the user's
+    if "Tunnel connection failed: 407" in reason:
+        return Broken("configuration", f"{reason}: HTTPS_PROXY needs the proxy's user and password")
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return Broken(
             "configuration", f"{reason}: set REQUESTS_CA_BUNDLE to the file of its certificate"

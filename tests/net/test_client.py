@@ -85,29 +85,19 @@ def test_a_connection_that_was_kept_is_stopped_at_the_deadline_too():
         assert 0 < len(sent) < 199
 
 
-@pytest.mark.parametrize(
-    ("proxy", "first"),
-    [
-        (True, b"HTTP/1.1 200 OK\r\nX-Slow: "),
-        (False, b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc\x03\x03"),  # a hello of 16 kB
-    ],
-    ids=["a proxy's answer", "TLS"],
-)
-def test_a_connection_that_is_being_made_is_stopped_at_the_deadline(monkeypatch, proxy, first):
+def test_a_proxy_that_drips_before_it_connects_is_stopped_at_the_deadline(monkeypatch):
     sent = []
 
     def talk(connection, over):
-        connection.sendall(first)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
         while len(sent) < 500 and not over.wait(0.02):
             sent.append(connection.send(b"x"))
 
     with raw_server(talk) as url:
-        service = url.replace("http", "https")
-        if proxy:
-            monkeypatch.setenv("https_proxy", url)
-            service = "https://service.test/"
+        monkeypatch.setenv("https_proxy", url)
+        service = HttpService("s", limits=Limits(deadline_s=0.5, tries=1))
         with pytest.raises(CallFailed, match="no complete reply within"):
-            HttpService("s", limits=Limits(deadline_s=0.5, tries=1)).call("GET", service)
+            service.call("GET", "https://service.test/")
         assert 0 < len(sent) < 499
 
 
@@ -348,6 +338,31 @@ def test_environment_gives_proxies_but_no_passwords(monkeypatch, tmp_path):
         HttpService("s").call("GET", f"{proxy.url}/direct")
     assert [request.path for request in proxy.requests] == ["http://service.test/x", "/direct"]
     assert not any("Authorization" in request.headers for request in proxy.requests)
+
+
+def test_what_a_proxy_is_logged_into_with_appears_nowhere(monkeypatch):
+    def echo(before, request):
+        sent = {"asked": request.headers["Proxy-Authorization"], "password": "pass/word"}
+        return answer(sent, 200 if before == 0 else 407)
+
+    with serving(echo) as proxy:
+        address = proxy.url.replace("//", "//me:pass%2Fword@")
+        monkeypatch.setenv("http_proxy", address)
+        service = HttpService("s", limits=QUICK)
+        reply = service.call("GET", "http://service.test/x").json()
+        assert reply == {"asked": "Basic ***", "password": "***"}
+        with pytest.raises(ToolError, match=r'HTTP 407: .*"Basic \*\*\*"'):
+            service.call("GET", "http://service.test/x")
+    assert proxy.requests[0].headers["Proxy-Authorization"] == "Basic bWU6cGFzcy93b3Jk"
+
+
+def test_a_proxy_that_does_not_know_who_asks_stops_the_run(monkeypatch):
+    refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n"
+    with raw_server(lambda connection, over: connection.sendall(refusal)) as url:
+        monkeypatch.setenv("https_proxy", url)
+        with pytest.raises(ToolError, match=r"407 Who are you: .*HTTPS_PROXY") as caught:
+            HttpService("s", limits=QUICK).call("GET", "https://service.test/")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("proxy", ["http://user:word@", "http://", "http://host:port"])
