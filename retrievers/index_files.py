@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,41 @@ from retrievers.index_build import finished_rows
 
 __all__ = ["finish_index", "open_corpus", "read_manifest", "reason_of", "relative_path"]
 
-_FIELDS: Mapping[str, type] = {
+_Fields = Mapping[str, type | UnionType]
+
+_FIELDS: _Fields = {
     "corpus": str,
     "corpus_bytes": int,
     "corpus_head_sha256": str,
     "num_docs": int,
     "options": dict,
 }
-_OWN_FIELDS: Mapping[str, Mapping[str, type]] = {
-    "bm25": {},
-    "lucene": {"index": str},
-    "dense": {"index": str, "factory": str, "dimension": int},
+_OWN_FIELDS: Mapping[str, _Fields] = {
+    "bm25": {
+        "options.k1": float | int,
+        "options.b": float | int,
+        "options.stemmer": str | None,
+        "options.stopwords": str | None,
+    },
+    "lucene": {
+        "index": str,
+        "options.threads": int,
+        "options.store_raw": bool,
+        "options.heap": str,
+    },
+    "dense": {
+        "index": str,
+        "factory": str,
+        "dimension": int,
+        "options.index_type": str | None,
+        "options.keep_vectors": bool,
+        "options.encoder.model": str,
+        "options.encoder.pooling": str,
+        "options.encoder.query_prefix": str,
+        "options.encoder.passage_prefix": str,
+        "options.encoder.normalize": bool,
+        "options.encoder.max_tokens": int,
+    },
 }
 """What a manifest holds, and what one of each kind holds besides."""
 _MEND = "build it with `graphpo index build KIND --corpus CORPUS --out DIR`"
@@ -85,9 +110,18 @@ def read_manifest(directory: Path, kind: str | None = None) -> dict[str, Any]:
         wanted = kind or ", ".join(_OWN_FIELDS)
         raise ToolError(f"{path}: field 'kind' must be {wanted}, found {found}; {_MEND}")
     for field, type_ in {**_FIELDS, **_OWN_FIELDS[found]}.items():
-        if not isinstance(given.get(field), type_):
-            raise ToolError(f"{path}: field '{field}' must be a {type_.__name__}; {_MEND}")
+        if not isinstance(_value(given, field), type_):
+            wanted = type_.__name__ if isinstance(type_, type) else type_
+            raise ToolError(f"{path}: field '{field}' must be a {wanted}; {_MEND}")
     return given
+
+
+def _value(manifest: Mapping[str, Any], field: str) -> Any:
+    """What a manifest has at a path of names; ``...``: nothing."""
+    value: Any = manifest
+    for name in field.split("."):
+        value = value.get(name, ...) if isinstance(value, dict) else ...
+    return value
 
 
 def open_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:

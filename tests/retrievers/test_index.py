@@ -14,6 +14,7 @@ from retrievers.index_memory import estimate_num_docs, predict_memory
 from retrievers.index_options import BUILD_OPTIONS, SEARCH_OPTIONS, choose
 from tests.retrievers.samples import make_encoder, passages, write_corpus
 
+DENSE = {"kind": "dense", "index": "index.faiss", "factory": "Flat", "dimension": 16}
 QUERIES = ["alder0 birch3 cedar1", "oak19", "elm4 elm4", "nothing"]
 
 
@@ -285,10 +286,14 @@ def test_an_index_that_cannot_be_opened_is_told(tmp_path):
         ({"kind": "web"}, "field 'kind' must be bm25, lucene, dense, found web"),
         ({"kind": "dense"}, "field 'index' must be a str"),
         ({"options": None}, "field 'options' must be a dict"),
+        ({"options": {}}, "field 'options.k1' must be a float"),
+        ({"options": {"k1": 1, "b": 0}}, r"field 'options.stemmer' must be a str \| None"),
+        ({"kind": "lucene", "index": "l", "options": {}}, "field 'options.threads' must be a int"),
         (
-            {"kind": "dense", "index": "index.faiss", "factory": "Flat"},
-            "field 'dimension' must be a int",
+            DENSE | {"options": {"index_type": None, "keep_vectors": True}},
+            "field 'options.encoder.model' must be a str",
         ),
+        (DENSE | {"dimension": None}, "field 'dimension' must be a int"),
         ({"corpus": 5}, "field 'corpus' must be a str"),
         ({"corpus_head_sha256": None}, "field 'corpus_head_sha256' must be a str"),
         ({"num_docs": "10"}, "field 'num_docs' must be a int"),
