@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 
@@ -319,8 +320,9 @@ def test_requests_are_spaced_retries_included(monkeypatch):
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    for module in ("client", "pace"):  # not the alarm's thread, which others use later
+        monkeypatch.setattr(f"graphpo_agent.net.{module}.time", clock)
     with serving(in_turn(answer({}), answer({}, 500), answer({}))) as server:
         service = HttpService("s", limits=Limits(per_second=0.1, max_backoff_s=0.001))
         service.call("GET", server.url)
