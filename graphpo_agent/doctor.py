@@ -3,6 +3,7 @@
 import platform
 import shutil
 import sys
+from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
@@ -100,6 +101,9 @@ def _device() -> str:
     import torch
 
     if torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        return f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB"
+        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        names = Counter(f"{each.name}, {each.total_memory / 2**30:.0f} GiB" for each in found)
+        return "; ".join(f"{count} × {name}" for name, count in names.items())
+    if torch.version.cuda is None and shutil.which("nvidia-smi") is not None:
+        return "CPU: this torch knows no GPU (pip uninstall torch, then bash scripts/setup.sh)"
     return "CPU"

@@ -11,7 +11,13 @@ import torch
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.build import build_expander, device_of, model_in_outline
 from graphpo_agent.config import RunConfig
-from graphpo_agent.engines.local.model import dropouts, model_config, quantization, stored_config
+from graphpo_agent.engines.local.model import (
+    dropouts,
+    model_config,
+    model_without_weights,
+    quantization,
+    stored_config,
+)
 from graphpo_agent.engines.local.reach import check_context, position_limit
 from graphpo_agent.engines.verl.launch import (
     check_answers,
@@ -209,12 +215,22 @@ def _composed(
     dropped: Sequence[str] = (),
     serving: Mapping[str, Any] = {},
     left_out: Sequence[int] = (),
+    largest_weight: int = 0,
 ) -> Any:
     # Without the sign that OmegaConf would put a value for.
     text = json.dumps(config.model_dump(mode="json")).replace("$", r"\u0024")
     device = _device(config)
     settings = verl_settings(
-        config, run.resolve(), device, WORKER, text, resume, dropped, serving, left_out
+        config,
+        run.resolve(),
+        device,
+        WORKER,
+        text,
+        resume,
+        dropped,
+        serving,
+        left_out,
+        largest_weight,
     )
     return compose(settings, verl_engine(config).overrides)
 
@@ -249,10 +265,12 @@ def train_through_verl(
     gpus = engine.gpus_per_node if device == "cpu" else None
     model = config.model.path
     dropped, serving = dropouts(stored_config(model)), model_arguments(model, device == "cpu")
+    weights = model_without_weights(model, torch.float32).parameters()
+    largest = max(weight.nbytes for weight in weights)
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(
-            _composed(config, run.path, resume, dropped, serving, left_out),
+            _composed(config, run.path, resume, dropped, serving, left_out, largest),
             environment(device, engine.kv_cache_gib, engine.share_prefixes),
             engine.ray_address,
             gpus,

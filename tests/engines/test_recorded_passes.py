@@ -132,3 +132,44 @@ def test_prefixes_do_not_wait_where_most_continuations_wait_for_them(
     policy.submit(SampleRequest(policy.open([7] * 5), 3, 2), SAMPLING)
     policy.advance()
     assert policy.take_prefilled_tokens() == 5
+
+
+def test_a_recording_is_made_on_the_shelf_s_gpu_and_one_that_fails_gives_the_stream_back(
+    monkeypatch,
+):
+    """On a machine without a GPU: which calls torch gets, in their order."""
+    calls = []
+
+    class Within:
+        def __init__(self, *what, **named):
+            self.what = (*what, *named.values())
+
+        def __enter__(self):
+            calls.append(self.what)
+
+        def __exit__(self, *_):
+            calls.append(("left", self.what[0]))
+            if self.what[0] == "graph" and fails:
+                raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: Within(str(device)))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "its own stream")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream before")
+    monkeypatch.setattr(torch.cuda, "set_stream", calls.append)
+    monkeypatch.setattr(
+        torch.cuda, "graph", lambda graph, stream, capture_error_mode: Within("graph", stream)
+    )
+    passes = RecordedPasses(lambda *_: torch.zeros(1))
+    for fails in (False, True):
+        calls.clear()
+        try:
+            passes._captured(None, lambda: torch.ones(2), torch.device("cuda:1"))
+        except RuntimeError:
+            assert fails
+        assert calls == [
+            ("cuda:1",),
+            ("graph", "its own stream"),
+            ("left", "graph"),
+            "the stream before",
+            ("left", "cuda:1"),
+        ]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -22,6 +22,7 @@ from graphpo_agent.engines.local.attention import attention, eager_attention
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.head import OutputHead, output_head
+from graphpo_agent.engines.local.kernels import KERNELS
 from graphpo_agent.engines.local.language_model import language_model
 from graphpo_agent.engines.local.model import computable
 from graphpo_agent.engines.local.options import ComputeOptions
@@ -31,7 +32,6 @@ from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.graph.samples import TrainingSample
 
 __all__ = [
-    "KERNELS",
     "TokenScores",
     "check_flat_layout",
     "check_head",
@@ -48,10 +48,6 @@ def max_logits(device_type: str) -> int:
     On a CPU larger blocks leave its caches; on a GPU smaller ones leave it idle.
     """
     return 2**26 if device_type == "cpu" else 2**28
-
-
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""All but cuDNN's, which takes long to prepare for every new shape; each row has its own."""
 
 
 _LARGE = 100.0

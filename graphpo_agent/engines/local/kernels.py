@@ -7,11 +7,15 @@ a key, Dv of a value.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint
 
 from graphpo_agent.engines.local.scoring import Scoring
 
-__all__ = ["folded_attention", "grouped_attention", "single_attention"]
+__all__ = ["KERNELS", "folded_attention", "grouped_attention", "single_attention"]
+
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, which takes long to prepare for every new shape; each pass has its own."""
 
 _ALIGNED = 8
 """Kernels want a multiple of so many dimensions."""

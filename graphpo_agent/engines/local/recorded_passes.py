@@ -63,6 +63,7 @@ class RecordedPasses:
         """Args: what computes a pass, always in the same memory for the same shelf."""
         self._compute = compute
         self._places: dict[int, _Place] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._works = True
         self._waited = 0
 
@@ -119,9 +120,7 @@ class RecordedPasses:
         own = inputs.to(shelf.device)
         try:
             graph = torch.cuda.CUDAGraph()
-            # Other threads, such as a reward model's, may use the GPU meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                hidden = self._compute(shelf, own, columns)
+            hidden = self._captured(graph, lambda: self._compute(shelf, own, columns), shelf.device)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -133,6 +132,22 @@ class RecordedPasses:
             self.clear()
             return None
         return _Recording(graph, own, hidden)
+
+    def _captured(
+        self, graph: torch.cuda.CUDAGraph, compute: Callable[[], Tensor], device: torch.device
+    ) -> Tensor:
+        """What a graph writes; a stream of another GPU than the shelf's would record nothing."""
+        with torch.cuda.device(device):
+            self._stream = self._stream or torch.cuda.Stream()
+            before = torch.cuda.current_stream()
+            try:
+                # Other threads, such as a reward model's, may use the GPU meanwhile.
+                with torch.cuda.graph(
+                    graph, stream=self._stream, capture_error_mode="thread_local"
+                ):
+                    return compute()
+            finally:
+                torch.cuda.set_stream(before)  # torch forgets to where the recording fails
 
 
 def _power_of_two(number: int) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.arrays import to_device
@@ -27,6 +28,7 @@ from graphpo_agent.engines.local.contexts import ContextTree, LocalContext, Run
 from graphpo_agent.engines.local.decoding import Continuation, Drawn, Running
 from graphpo_agent.engines.local.drawing import StopFinder, check_finite, draw
 from graphpo_agent.engines.local.head import output_head, sampling_logits
+from graphpo_agent.engines.local.kernels import KERNELS
 from graphpo_agent.engines.local.language_model import language_model
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.probe import kv_shape, state_shape
@@ -215,6 +217,7 @@ class LocalPolicy:
     def _get_busy(self) -> None:
         """Give the model the attention and the weights that it samples with."""
         self._attention.enter_context(attention(self._model, "graphpo_cached"))
+        self._attention.enter_context(sdpa_kernel(KERNELS))
         if self._copies is None:
             reached = [*self._layers.modules(), self._head.layer]
             self._copies = SamplingWeights(reached, self._rounds)

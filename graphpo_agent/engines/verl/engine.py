@@ -30,8 +30,9 @@ from graphpo_agent.engines.local.arrays import ranges, to_device
 from graphpo_agent.engines.local.checkpoint_weights import weights_as_saved
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
-from graphpo_agent.engines.local.forward import KERNELS, check_head, check_scores
+from graphpo_agent.engines.local.forward import check_head, check_scores
 from graphpo_agent.engines.local.head import output_head
+from graphpo_agent.engines.local.kernels import KERNELS
 from graphpo_agent.engines.local.linear_attention import over_recurrence
 from graphpo_agent.engines.local.lora import (
     LoraOptions,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ def verl_settings(
     dropouts: Sequence[str] = (),
     serving: Mapping[str, Any] = {},
     left_out: Sequence[int] = (),
+    largest_weight: int = 0,
 ) -> dict[str, Any]:
     """Verl's settings by their dotted names; ``+`` before a name that verl does not know itself.
 
@@ -189,11 +191,14 @@ def verl_settings(
             what it drops would make the importance ratios noise.
         serving: what vLLM is told of the model.
         left_out: places of the training tasks that are not drawn.
+        largest_weight: bytes of the model's largest one.
     """
     settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
     settings |= _rollout_settings(config)
     if verl_engine(config).share_prefixes:
         settings |= _SHARING
+    elif not _has_flash_attention():
+        settings |= _PLAIN_ATTENTION
     settings |= {f"+actor_rollout_ref.model.override_config.{name}": 0.0 for name in dropouts}
     vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
     settings |= {f"{vllm}.{name}": value for name, value in serving.items()}
@@ -201,7 +206,7 @@ def verl_settings(
     settings["trainer.device"] = device
     settings["trainer.val_before_train"] = config.tasks.heldout is not None and not resume
     if device == "cpu":
-        settings |= _cpu_settings(config)
+        settings |= _cpu_settings(largest_weight)
     own = {
         "run": str(run),
         "worker": worker,
@@ -218,6 +223,11 @@ def verl_settings(
         "shares_prefixes": verl_engine(config).share_prefixes,
     }
     return settings | {"+graphpo": own}
+
+
+def _has_flash_attention() -> bool:
+    """Whether verl's own kernels can be used, which its extra for vLLM does not install."""
+    return find_spec("flash_attn") is not None
 
 
 def _run_settings(config: RunConfig, run: Path) -> dict[str, Any]:
@@ -331,8 +341,8 @@ def _rollout_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _cpu_settings(config: RunConfig) -> dict[str, Any]:
-    """What verl and vLLM cannot do on a CPU is switched off."""
+def _cpu_settings(largest_weight: int) -> dict[str, Any]:
+    """What verl and vLLM cannot do on a CPU is switched off; weights go through shared memory."""
     rollout = "actor_rollout_ref.rollout"
     return {
         **_PLAIN_ATTENTION,
@@ -344,7 +354,9 @@ def _cpu_settings(config: RunConfig) -> dict[str, Any]:
         f"{rollout}.load_format": "auto",
         f"{rollout}.free_cache_engine": False,
         f"+{rollout}.enable_sleep_mode": False,
-        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 64,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": max(
+            64, -(-largest_weight // 2**20)
+        ),
         f"+{rollout}.engine_kwargs.vllm.worker_extension_cls": _CPU_WORKER,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }

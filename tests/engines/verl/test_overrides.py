@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from graphpo_agent.cli import main
+from graphpo_agent.engines.verl import settings as verl_words
 from graphpo_agent.engines.verl.settings import verl_settings
 from tests.engines.verl.test_settings import SEARCH, config
 
@@ -82,8 +83,9 @@ def test_seconds_that_are_none_are_refused_before_anything_starts(
     ],
 )
 def test_what_our_engine_cannot_do_is_refused_unless_verls_is_asked_for(
-    override: str, capsys: pytest.CaptureFixture[str]
+    override: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(verl_words, "_has_flash_attention", lambda: True)
     overrides = f"engine.overrides={json.dumps([override])}"
     assert main(["train", str(SEARCH), overrides, "--dry-run"]) == 2
     error = capsys.readouterr().err
@@ -94,15 +96,18 @@ def test_what_our_engine_cannot_do_is_refused_unless_verls_is_asked_for(
 @pytest.mark.verl
 @pytest.mark.parametrize("place", ["actor", "actor.fsdp_config"])
 def test_rows_in_parts_need_an_attention_that_goes_across_them(
-    place: str, capsys: pytest.CaptureFixture[str]
+    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    there = True
+    monkeypatch.setattr(verl_words, "_has_flash_attention", lambda: there)
     parts = f"actor_rollout_ref.{place}.ulysses_sequence_parallel_size=2"
     made = [parts, "actor_rollout_ref.model.use_remove_padding=true"]
     asked = ["train", str(SEARCH), f"engine.overrides={json.dumps(made)}", "--dry-run"]
     assert main([*asked, "engine.share_prefixes=false"]) == 0
+    there = False
     for more, told in (
         ([], "rows cannot share their prefixes"),
-        (["engine.share_prefixes=false", "model.device=cpu"], "attention is sdpa here"),
+        (["engine.share_prefixes=false"], "attention is sdpa here"),
     ):
         capsys.readouterr()
         assert main([*asked, *more]) == 2

@@ -191,6 +191,9 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert settings["actor_rollout_ref.rollout.dtype"] == "bfloat16"
     assert settings[f"{actor}.ppo_max_token_len_per_gpu"] == 64
     assert settings["algorithm.rollout_correction.bypass_mode"] is True
+    large = verl_settings(dual, tmp_path, "cpu", "a:b", "", largest_weight=519 * 2**20 + 1)
+    bucket = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+    assert (settings[bucket], large[bucket]) == (64, 520), "every weight fits"
     capped = verl_settings(config("update.mismatch_cap=2.5"), tmp_path, "cpu", "a:b", "text")
     assert capped["+graphpo"]["mismatch_cap"] == 2.5
     assert settings[f"{actor}.clip_ratio_c"] == 3.0
