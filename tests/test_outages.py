@@ -12,6 +12,7 @@ from graphpo_agent import commands
 from graphpo_agent.cli import main
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.rewards.judge import Judge
+from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Outcome, Task
 from tests.net.servers import Script, always, answer, serving
 from tests.runs import let_it_storm, rows
@@ -44,13 +45,23 @@ def test_a_search_server_that_is_down_ends_the_run_though_some_paths_need_none(
     (line,) = captured.err.splitlines()[-1:]
     assert re.search("outages met ([1-9][0-9]*) of \\1 tool calls and left", line)
     assert all(row.get("tokens/tool_calls", 0) == 0 for row in rows(run))  # nobody searched yet
-    assert main(["eval", *made, down, "--samples", "32"]) == 2
+    assert main(["eval", *made, down, "--samples", "128"]) == 2
     assert "accuracy" not in capsys.readouterr().out
-    often = [f"output={tmp_path / 'judged'}", "outages=score", "train.eval_samples=32"]
-    main(["train", *made, down, *often, "outage_limit=0.5", "train.steps=1"])
-    before = rows(tmp_path / "judged")[0]
-    assert before["eval/failed_calls"] > 1 and before["eval/outages"] == 0
-    assert "eval/accuracy" not in before and "eval/turns" in before
+
+
+def test_paths_that_are_judged_all_the_same_give_no_accuracy_where_calls_failed(
+    kb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This policy searches too seldom for its own calls."""
+    made = run_arguments(kb, tmp_path / "run", "outages=score", "outage_limit=0.5", "train.steps=1")
+    for failed, known in ((4, True), (5, False)):
+        met = Outages(trajectories=8, tool_calls=10, failed_calls=failed)
+        monkeypatch.setattr(train_module, "outages_of", lambda *_, met=met: met)
+        run = tmp_path / str(failed)
+        assert main(["train", *made, f"output={run}"]) == (0 if known else 2)
+        before = rows(run)[0]
+        assert before["eval/failed_calls"] == 2 * failed and before["eval/outages"] == 0
+        assert ("eval/accuracy" in before) == ("eval/greedy_accuracy" in before) == known
 
 
 def test_a_step_that_lost_some_paths_to_outages_says_so(
