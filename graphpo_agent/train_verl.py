@@ -1,6 +1,7 @@
 """A run through verl: its checks, start, logs and end."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from graphpo_agent.atomic import write_atomically
+from graphpo_agent.atomic import replacing, write_atomically
 from graphpo_agent.build import build_expander, device_of, model_in_outline
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.model import (
@@ -54,6 +55,8 @@ __all__ = [
 WORKER = "graphpo_agent.verl_worker:make_worker"
 _OF_THE_CHECKPOINT = ("learning_rate", "betas", "weight_decay")
 """Settings of the update that verl takes from the checkpoint that it goes on from."""
+_GRAPH_ID = re.compile(rb'"id": ?("(?:[^"\\]|\\.)*")')
+"""The first one of a line is the graph's."""
 _ANOTHER_RUN = "start another run with model.path=RUN/checkpoints/global_step_N/actor/huggingface"
 
 
@@ -339,7 +342,7 @@ def rewind_logs(run: RunDirectory) -> int:
         raise RunError(
             f"{run.path} ended before its first checkpoint: start it again without --resume"
         )
-    rows = _logged(run.metrics_path, lambda row: row["step"])
+    rows = _logged(run.metrics_path)
     logged = [step for _, step in rows]
     there = _checkpoint_steps(run.checkpoints_path)
     if text := newest.read_text().strip():
@@ -351,10 +354,9 @@ def rewind_logs(run: RunDirectory) -> int:
         raise RunError(
             f"{run.checkpoints_path} holds no complete checkpoint any more; set another output=…"
         )
-    graphs = _logged(run.graphs_path, _step_of_graph)
+    _cut_graphs(run.graphs_path, step)
     write_atomically(newest, str(step))
     write_atomically(run.metrics_path, "".join(line for line, of in rows if of <= step))
-    write_atomically(run.graphs_path, "".join(line for line, of in graphs if of <= step))
     return step
 
 
@@ -364,19 +366,26 @@ def _checkpoint_steps(checkpoints: Path) -> list[int]:
     return [int(step) for name in found if (step := name.removeprefix("global_step_")).isdecimal()]
 
 
-def _logged(path: Path, step_of: Callable[[Any], int]) -> list[tuple[str, int]]:
-    """The lines of a log, each with its step; a last one that was cut off is left out."""
+def _logged(path: Path) -> list[tuple[str, int]]:
+    """The rows of metrics, each with its step; a last one that was cut off is left out."""
     lines = path.read_text().splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     try:
-        return [(line, step_of(json.loads(line))) for line in lines]
+        return [(line, json.loads(line)["step"]) for line in lines]
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path}: not a log of a run: {first_line(error)}") from error
 
 
-def _step_of_graph(graph: Any) -> int:
-    found = split_step_id(str(graph["id"]))
-    if found is None:
-        raise ValueError(f"a graph's id is {graph['id']!r:.40}, of no step")
-    return found[0]
+def _cut_graphs(path: Path, step: int) -> None:
+    """Leave out the graphs of later steps; lines are long, and only their beginnings are read."""
+    with replacing(path) as partial, path.open("rb") as before, partial.open("wb") as after:
+        for line in before:
+            if not line.endswith(b"\n"):
+                break
+            named = _GRAPH_ID.search(line)
+            found = split_step_id(json.loads(named[1])) if named else None
+            if found is None:
+                raise RunError(f"{path}: not a log of a run: a line is of no step's graph")
+            if found[0] <= step:
+                after.write(line)

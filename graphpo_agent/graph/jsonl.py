@@ -15,6 +15,7 @@ log-probabilities where the mask is 0 say nothing.
 import base64
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,33 @@ from graphpo_agent.graph.arrays import IntArray
 from graphpo_agent.graph.records import SCHEMA, parse_graph
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
-__all__ = ["graph_to_json", "read_graphs"]
+__all__ = ["count_lines", "graph_to_json", "read_graphs"]
+
+_PART_BYTES = 1 << 20
+"""Read at a time."""
 
 
-def read_graphs(path: str | Path, log: bool = False) -> Iterator[RolloutGraph]:
+def count_lines(path: str | Path) -> int:
+    """Complete lines of a file, which are its graphs.
+
+    Raises:
+        GraphError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return sum(part.count(b"\n") for part in iter(partial(file.read, _PART_BYTES), b""))
+    except OSError as error:
+        raise GraphError(f"{path}: {error.strerror}") from None
+
+
+def read_graphs(path: str | Path, log: bool = False, skip: int = 0) -> Iterator[RolloutGraph]:
     """The graphs of a file, one by one; blank lines are skipped.
 
     Args:
         path: the file.
         log: a run writes it: it may be empty, and a last line that no newline ends is left out,
             for the run may have been killed there.
+        skip: so many lines at the beginning are not looked at.
 
     Raises:
         GraphError: the file cannot be read, is empty, holds a graph id twice or a line that breaks
@@ -44,7 +62,7 @@ def read_graphs(path: str | Path, log: bool = False) -> Iterator[RolloutGraph]:
     try:
         with open(path, "rb") as file:
             for number, raw in enumerate(file, 1):
-                if not raw.strip() or (log and not raw.endswith(b"\n")):
+                if number <= skip or not raw.strip() or (log and not raw.endswith(b"\n")):
                     continue
                 try:
                     graph = parse_graph(raw.decode("utf-8-sig").rstrip())

@@ -10,12 +10,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
 from graphpo_agent.atomic import replacing
 from graphpo_agent.errors import ConfigError, DataError, GraphError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
-from graphpo_agent.graph.jsonl import read_graphs
+from graphpo_agent.graph.jsonl import count_lines, read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.classes import CLASSES
 from graphpo_agent.methods.graphpo import GraphPO
@@ -145,7 +146,8 @@ def score_file(
     treeless: list[str] = []
     try:
         with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-            graphs = read_graphs(source)
+            bar = tqdm(read_graphs(source), total=count_lines(source), unit="graph", disable=None)
+            graphs = iter(bar)
             if options.get("max_probability") is not None:
                 graphs = _with_probabilities(source, graphs)
             if method_name == "tree_grpo":

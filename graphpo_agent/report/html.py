@@ -10,7 +10,7 @@ from markupsafe import Markup
 from graphpo_agent import __version__
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.errors import RunError
-from graphpo_agent.graph.jsonl import read_graphs
+from graphpo_agent.graph.jsonl import count_lines, read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.plain_text import plain_text
@@ -23,6 +23,9 @@ from graphpo_agent.report.render import render
 from graphpo_agent.report.run_files import Metrics, flatten, read_run
 
 __all__ = ["choose_graph", "write_report"]
+
+_NEWEST_GRAPHS = 64
+"""Of a long run's, among which the drawn one is chosen: each may take megabytes."""
 
 NORMAL_95 = 1.96
 """Half-widths of a 95 % interval, in standard errors."""
@@ -97,16 +100,17 @@ def write_report(
 
 
 def choose_graph(path: Path) -> tuple[RolloutGraph, int] | None:
-    """The graph of a run's file that shows most, and how many there are; None without any.
+    """Of the newest graphs of a run's file the one that shows most; and how many there are in all.
+
+    None without any.
 
     Best is one that can be drawn whole, then one whose terminals have different rewards, then the
     one with the most nodes that share an equivalence class, then the largest, then the latest.
     """
     best: RolloutGraph | None = None
     best_rank: tuple[bool, bool, int, int] = (False, False, 0, 0)
-    count = 0
-    for graph in read_graphs(path, log=True):
-        count += 1
+    count = count_lines(path)
+    for graph in read_graphs(path, log=True, skip=max(0, count - _NEWEST_GRAPHS)):
         rank = _rank(graph)
         if best is None or rank >= best_rank:
             best, best_rank = graph, rank
@@ -134,7 +138,8 @@ def _graph_section(
     return {
         "id": graph.id,
         "svg": draw_graph(graph, credit, decode),
-        "num_graphs": num_graphs,
+        "num_graphs": min(num_graphs, _NEWEST_GRAPHS),
+        "are_newest": num_graphs > _NEWEST_GRAPHS,
         "num_nodes": graph.num_nodes,
         "num_drawn": min(graph.num_nodes, MAX_NODES),
         "num_classes": int((counts > 1).sum()),

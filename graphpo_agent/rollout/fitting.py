@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tqdm.auto import tqdm
+
 from graphpo_agent.errors import DataError
 from graphpo_agent.protocols import Expander, Tokenizer
 from graphpo_agent.types import Context, Task
 
 __all__ = ["Fitting", "Prompts", "check_fitting", "fitting_tasks"]
+
+_SILENT_S = 2.0
+"""How long nothing is shown of the prompts that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ def fitting_tasks(expander: Expander, prompts: Prompts, tasks: Sequence[Task]) -
     """Which tasks' prompts leave room in a model's context."""
     reasons: dict[int, str] = {}
     tokens = 0
-    for i, task in enumerate(tasks):
+    shown = tqdm(tasks, "prompts", unit="task", delay=_SILENT_S, leave=False, disable=None)
+    for i, task in enumerate(shown):
         try:
             tokens += expander.start(prompts, task).prompt_tokens
         except DataError as error:

@@ -11,7 +11,7 @@ from graphpo_agent.errors import GraphError, RunError
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.method import Credit
-from graphpo_agent.report.html import _line, choose_graph, write_report
+from graphpo_agent.report.html import _NEWEST_GRAPHS, _line, choose_graph, write_report
 from graphpo_agent.report.panels import PANELS, Panel
 from graphpo_agent.report.run_files import read_run
 from graphpo_agent.types import StepStatus
@@ -290,6 +290,17 @@ def test_the_drawn_graph_is_the_one_that_shows_most(tmp_path: Path) -> None:
     assert _chosen(tmp_path, [unanimous, unmerged, large]) == "unmerged"
     assert _chosen(tmp_path, [large]) == "large"
     assert _chosen(tmp_path, [rich, unmerged, kb_graph("later", seed=4)]) == "later"
+
+
+def test_of_a_long_run_the_newest_graphs_are_looked_at(tmp_path: Path) -> None:
+    rich, plain = kb_graph("rich", seed=3), kb_graph("0", seed=3)
+    for node in plain["nodes"]:
+        node["reward"] = 0.0 if node["terminal"] else None
+    later = [plain | {"id": str(i)} for i in range(_NEWEST_GRAPHS - 1)]
+    assert _chosen(tmp_path, [kb_graph("none", seed=3), rich, *later]) == "rich"
+    assert _chosen(tmp_path, [rich, *later, plain | {"id": "last"}]) == "last"
+    write_lines(tmp_path / "metrics.jsonl", metric_rows(2))
+    assert "Chosen among the newest 64 recorded graphs" in _report(tmp_path)[1].text
 
 
 def test_a_graph_that_is_too_large_is_drawn_in_part_and_the_page_says_so(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from graphpo_agent.types import Completion, Context, FinishReason, SampleRequest
 
 __all__ = ["Drawn", "Generate", "ServerContext", "ServerPolicy"]
 
-_WAIT_SECONDS = 0.01
+_WAIT_SECONDS = 0.05
 """How long an advance waits for a completion while tools may have something to say."""
 _SEEDS = 2**63
 

@@ -20,6 +20,12 @@ __all__ = [
 ]
 
 
+_CHARACTERS_PER_TOKEN = 6
+"""Of which a text is first taken to have fewer: English has four or five."""
+_BOUNDARY_TOKENS = 16
+"""At the end of a part of a text that may be others in the whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """The policy asks for a tool: ``ToolCall("search", {"query": "capital of France"})``."""
@@ -140,9 +146,12 @@ def encode_observation(
 def _encode_text(
     tokenizer: Tokenizer, observation: Observation, room: int, max_tokens: int
 ) -> tuple[list[int], int]:
-    whole = tokenizer.encode(observation.text)
-    if len(whole) <= room:
-        return whole, len(observation.pieces)
+    beginning = _beginning(tokenizer, observation.body, room)
+    if beginning is None:
+        whole = tokenizer.encode(observation.text)
+        if len(whole) <= room:
+            return whole, len(observation.pieces)
+        beginning = tokenizer.encode(observation.body)
     opening, closing = tokenizer.encode(observation.opening), tokenizer.encode(observation.closing)
     body_room = room - len(opening) - len(closing)
     if body_room < 0:
@@ -150,9 +159,25 @@ def _encode_text(
             f"max_observation_tokens {max_tokens} cannot hold an observation's own tags "
             f"({max_tokens - body_room} tokens); raise it"
         )
-    body, text = _cut_cleanly(tokenizer, tokenizer.encode(observation.body)[:body_room])
+    body, text = _cut_cleanly(tokenizer, beginning[:body_room])
     starts = accumulate((len(piece) for piece in observation.pieces[:-1]), initial=0)
     return [*opening, *body, *closing], sum(start < len(text) for start in starts)
+
+
+def _beginning(tokenizer: Tokenizer, body: str, room: int) -> list[int] | None:
+    """The first tokens of a body that has more than ``room``, or None: it may have fewer.
+
+    No more of it is looked at than that takes: pages are long, and little of them is shown.
+    """
+    length = _CHARACTERS_PER_TOKEN * room
+    while len(body) > length // 2 and room > 0:
+        token_ids = tokenizer.encode(body[:length])
+        if len(token_ids) >= room + _BOUNDARY_TOKENS:
+            return token_ids[:room]
+        if length >= len(body):
+            break
+        length *= 2
+    return None
 
 
 def _cut_cleanly(tokenizer: Tokenizer, token_ids: list[int]) -> tuple[list[int], str]:

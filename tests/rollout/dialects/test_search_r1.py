@@ -190,6 +190,33 @@ def test_cut_uses_the_room_it_has():
     assert TOKENIZER.decode(token_ids) == "[" + "x" * 18 + "]"
 
 
+class Pairs(ByteTokenizer):
+    """Sixteen blanks are one token; adds up what it was given to encode."""
+
+    seen = 0
+
+    def encode(self, text):
+        self.seen += len(text)
+        return super().encode(text.replace(" " * 16, "\t"))
+
+    def decode(self, token_ids):
+        return super().decode(token_ids).replace("\t", " " * 16)
+
+
+@pytest.mark.parametrize("body", ["x" * 10**6, " " * 10**6, "x" * 100 + " " * 10**6])
+def test_of_a_long_page_no_more_is_encoded_than_its_beginning_takes(body):
+    tokenizer = Pairs()
+    token_ids, _ = encode_observation(tokenizer, Observation("[", (body,), "]"), 80)
+    assert len(token_ids) == 80 and tokenizer.seen < 10_000
+    assert body.startswith(tokenizer.decode(token_ids[1:-1]))
+
+
+def test_a_page_of_long_tokens_is_shown_whole_where_it_fits():
+    observation = Observation("[", (" " * 16 * 78,), "]")
+    token_ids, shown = encode_observation(Pairs(), observation, 80)
+    assert Pairs().decode(token_ids) == observation.text and shown == 1
+
+
 @pytest.mark.parametrize("limit", range(4, 12))
 def test_cut_never_splits_a_character(limit):
     observation = Observation("[", ("🙂é" * 9,), "]")
