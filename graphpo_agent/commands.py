@@ -36,7 +36,7 @@ from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.task_bar import TaskBar
 from graphpo_agent.rollout.counts import counts_of
 from graphpo_agent.rollout.graph_file import GraphFile
-from graphpo_agent.rollout.grow import Rollout
+from graphpo_agent.rollout.grow import TASKS_AT_ONCE, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.run_tasks import load_run_tasks
 from graphpo_agent.sft import check_model_output, finished_steps, warm_start, with_observations
@@ -274,17 +274,20 @@ def evaluate_policy(
             name = output_name("eval", config, _NOT_EVALUATED, {"tasks": [Path(path)]}, **flags)
             partial = stack.enter_context(partial_output(Path(out), name))
             transcripts = TranscriptFile(partial, tasks)
-        missing, before = transcripts.missing, transcripts.outages
+        missing, met = transcripts.missing, transcripts.outages
         with _bar(len(tasks), len(missing), "task", out) as bar:
 
             def finished(rollout: Rollout) -> None:
                 transcripts.add(rollout, grower.expander)
                 bar.update()
 
-            rollouts = sample(
-                grower, policy, missing, samples, sampling, config.seed, finished, bar.drawn
-            )
-        (before + outages_of(rollouts, policy.tokenizer.decode)).check(config.outage_limit)
+            for start in range(0, len(missing), TASKS_AT_ONCE):  # no more is held at once
+                now = missing[start : start + TASKS_AT_ONCE]
+                rollouts = sample(
+                    grower, policy, now, samples, sampling, config.seed, finished, bar.drawn
+                )
+                met += outages_of(rollouts, policy.tokenizer.decode)
+        met.check(config.outage_limit)
         transcripts.complete()
     _print_evaluation(transcripts.trajectories, samples)
     for name, count in grower.counts.items():

@@ -158,6 +158,18 @@ def test_an_accuracy_comes_with_its_interval(
     assert says in told(capsys)
 
 
+def test_tasks_that_are_sampled_apart_are_sampled_alike(
+    reach: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for at_once in (256, 3):
+        monkeypatch.setattr("graphpo_agent.commands.TASKS_AT_ONCE", at_once)
+        assert main([*arguments(reach, tmp_path / "t.jsonl"), "overlap=false"]) == 0
+        rows = map(json.loads, (tmp_path / "t.jsonl").open())
+        found.append([(row["id"], row["response"], row["reward"]) for row in rows])
+    assert found[0] == found[1] and len(found[0]) == 16
+
+
 def test_greedy_samples_are_alike_and_another_seed_draws_others(
     reach: Path, tmp_path: Path
 ) -> None:
