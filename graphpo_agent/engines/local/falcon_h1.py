@@ -36,7 +36,7 @@ def over_row(
     """
     hidden = stack.embed_tokens(input_ids) * stack.embedding_multiplier
     turns = stack.rotary_emb(hidden, position_ids=position_ids)
+    handed |= {"position_ids": position_ids, "position_embeddings": turns}
     for block in stack.layers:
-        given = {"position_ids": position_ids, "position_embeddings": turns} | handed
-        (hidden,) = block(hidden, **given)
+        (hidden,) = block(hidden, **handed)
     return BaseModelOutputWithPast(last_hidden_state=stack.final_layernorm(hidden))
