@@ -242,6 +242,12 @@ def _device(config: RunConfig) -> str:
     return "cpu" if device_of(config.model) == "cpu" else "cuda"
 
 
+def _largest_weight(model: str) -> int:
+    """In bytes of float32."""
+    weights = model_without_weights(model, torch.float32).parameters()
+    return max(weight.nbytes for weight in weights)
+
+
 def train_through_verl(
     config: RunConfig,
     run: RunDirectory,
@@ -268,8 +274,7 @@ def train_through_verl(
     gpus = engine.gpus_per_node if device == "cpu" else None
     model = config.model.path
     dropped, serving = dropouts(stored_config(model)), model_arguments(model, device == "cpu")
-    weights = model_without_weights(model, torch.float32).parameters()
-    largest = max(weight.nbytes for weight in weights)
+    largest = _largest_weight(model) if device == "cpu" else 0
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(

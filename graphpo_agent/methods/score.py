@@ -16,7 +16,7 @@ from graphpo_agent.atomic import replacing
 from graphpo_agent.errors import ConfigError, DataError, GraphError
 from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes_many
-from graphpo_agent.graph.jsonl import count_lines, read_graphs
+from graphpo_agent.graph.jsonl import read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.classes import CLASSES
 from graphpo_agent.methods.graphpo import GraphPO
@@ -146,8 +146,7 @@ def score_file(
     treeless: list[str] = []
     try:
         with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-            bar = tqdm(read_graphs(source), total=count_lines(source), unit="graph", disable=None)
-            graphs = iter(bar)
+            graphs = iter(tqdm(read_graphs(source), unit="graph", disable=None))
             if options.get("max_probability") is not None:
                 graphs = _with_probabilities(source, graphs)
             if method_name == "tree_grpo":

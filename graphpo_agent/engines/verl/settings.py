@@ -191,7 +191,7 @@ def verl_settings(
             what it drops would make the importance ratios noise.
         serving: what vLLM is told of the model.
         left_out: places of the training tasks that are not drawn.
-        largest_weight: bytes of the model's largest one.
+        largest_weight: bytes of the model's largest one; of a CPU's run.
     """
     settings = _run_settings(config, run) | _model_settings(config) | _update_settings(config)
     settings |= _rollout_settings(config)
