@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,15 +47,19 @@ def replace_directory(directory: Path, new: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """Write a file whole or not at all.
+
+    Args:
+        path: the file.
+        text: the whole of it, or its parts in order.
 
     Raises:
         OSError: it cannot be written; names the file.
     """
     try:
         with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

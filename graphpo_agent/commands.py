@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from graphpo_agent.atomic import write_atomically
 from graphpo_agent.build import (
     build_budget,
     build_grower,
@@ -30,14 +29,14 @@ from graphpo_agent.outputs import check_apart, check_output
 from graphpo_agent.partial_output import output_name, partial_output
 from graphpo_agent.protocols import Policy
 from graphpo_agent.report.console import RunConsole
-from graphpo_agent.report.metrics import rollout_metrics
 from graphpo_agent.report.numbers import duration
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.task_bar import TaskBar
 from graphpo_agent.rollout.counts import counts_of
 from graphpo_agent.rollout.graph_file import GraphFile
-from graphpo_agent.rollout.grow import TASKS_AT_ONCE, Rollout
+from graphpo_agent.rollout.grow import Rollout, batches
 from graphpo_agent.rollout.outages import outages_of
+from graphpo_agent.rollout.tally import Tally, rollout_tally
 from graphpo_agent.run_tasks import load_run_tasks
 from graphpo_agent.sft import check_model_output, finished_steps, warm_start, with_observations
 from graphpo_agent.toy import make_toy
@@ -189,31 +188,35 @@ def rollout(
     files = {"tasks": [Path(each) for each in paths]}
     named = output_name("rollout", config, _NOT_GROWN, files, count=count)
     seed, budget = (config.seed, "rollout"), build_budget(config.budget)
-    with partial_output(Path(out), named) as partial:
+    tally = Tally()
+    with partial_output(Path(out), named, GraphFile.LARGE) as partial:
         graphs = GraphFile(partial, tasks)
-        with _bar(len(tasks), len(graphs.missing), "graph", out) as bar:
+        missing = graphs.missing
+        with _bar(len(tasks), len(missing), "graph", out) as bar:
 
             def finished(rollout: Rollout) -> None:
                 graphs.add(rollout, policy.tokenizer)
                 bar.update()
 
-            missing = graphs.missing
-            rollouts = grower.grow(
-                policy,
-                missing,
-                method,
-                sampling,
-                seed,
-                budget,
-                finished,
-                scoring=scoring,
-                drawn=bar.drawn,
-            )
+            for now in batches(missing):  # no more is held at once
+                tally += rollout_tally(
+                    grower.grow(
+                        policy,
+                        now,
+                        method,
+                        sampling,
+                        seed,
+                        budget,
+                        finished,
+                        scoring=scoring,
+                        drawn=bar.drawn,
+                    )
+                )
         graphs.outages.check(config.outage_limit)
-        write_atomically(Path(out), "\n".join(graphs.lines) + "\n")
-    if 0 < len(rollouts) < len(tasks):
-        print(f"of the {len(rollouts)} graphs that were grown now:")
-    for name, value in rollout_metrics(rollouts).items() if rollouts else ():
+        graphs.complete()
+    if 0 < len(missing) < len(tasks):
+        print(f"of the {len(missing)} graphs that were grown now:")
+    for name, value in tally.metrics.items():
         print(f"{name:28} {value:.4g}")
     for name, number in counts_of(grower, scoring).items():
         print(f"{name:28} {number}")
@@ -281,12 +284,13 @@ def evaluate_policy(
                 transcripts.add(rollout, grower.expander)
                 bar.update()
 
-            for start in range(0, len(missing), TASKS_AT_ONCE):  # no more is held at once
-                now = missing[start : start + TASKS_AT_ONCE]
-                rollouts = sample(
-                    grower, policy, now, samples, sampling, config.seed, finished, bar.drawn
+            for now in batches(missing):  # no more is held at once
+                met += outages_of(
+                    sample(
+                        grower, policy, now, samples, sampling, config.seed, finished, bar.drawn
+                    ),
+                    policy.tokenizer.decode,
                 )
-                met += outages_of(rollouts, policy.tokenizer.decode)
         met.check(config.outage_limit)
         transcripts.complete()
     _print_evaluation(transcripts.trajectories, samples)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.config import RunConfig, SftConfig
-from graphpo_agent.data.jsonl import append_line, read_rows
+from graphpo_agent.data.jsonl import append_line, checked_row, parse_json
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.locks import file_lock
 
@@ -24,22 +24,42 @@ class PartialOutput:
     Attributes:
         output: where the whole of it belongs.
         path: where it is until then.
-        rows: what an interruption left, by task; the latest where one was done again.
+        rows: what an interruption left, by task; the latest where one was done again. What is
+            large of them is on disk only.
     """
 
-    def __init__(self, output: Path, name: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, name: Mapping[str, Any], large: str | None = None) -> None:
         """Begin, or go on with what an interruption left; see ``partial_output``."""
         self.output = output
         self.path = partial_path(output)
-        begun, *rows = [row for _, row in read_rows(self.path, log=True)] or [{}]
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._large = large
+        self._places: dict[str, int] = {}
         name = json.loads(json.dumps(name))
-        if rows:
+        lines = self._lines()
+        _, whole, begun = next(lines, (0, 0, {}))
+        for place, end, row in lines:
+            self._places[row["task"]], whole = place, end
+            self.rows[row["task"]] = {key: row[key] for key in row if key != large}
+        if self.rows:
             check_name(self.path, begun, name)
-        whole = self.path.read_bytes().rfind(b"\n") + 1 if rows else 0
-        os.truncate(self.path, whole)
-        if not rows:
+        os.truncate(self.path, whole if self.rows else 0)
+        if not self.rows:
             append_line(self.path, json.dumps(name))
-        self.rows: dict[str, dict[str, Any]] = {row["task"]: row for row in rows}
+
+    def _lines(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """The bytes at which each whole line begins and has ended, and what it holds."""
+        place = 0
+        try:
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.endswith(b"\n"):
+                        where = f"{self.path}:{number}"
+                        row = checked_row(where, parse_json(where, line), escaped=False)
+                        yield place, place + len(line), row
+                    place += len(line)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append what is finished of a task, ``{"task": its id, …}``.
@@ -47,11 +67,24 @@ class PartialOutput:
         Raises:
             OSError: it cannot be written; names the file.
         """
-        append_line(self.path, json.dumps(row, ensure_ascii=False, allow_nan=False))
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        self._places[row["task"]] = append_line(self.path, line)
+
+    def read(self, task: str) -> Any:
+        """What is large of what is finished of a task, from disk.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self._places[task])
+            return json.loads(file.readline())[self._large]
 
 
 @contextmanager
-def partial_output(output: Path, name: Mapping[str, Any]) -> Iterator[PartialOutput]:
+def partial_output(
+    output: Path, name: Mapping[str, Any], large: str | None = None
+) -> Iterator[PartialOutput]:
     """Begin an output, or go on with what an interruption left of it.
 
     It is removed where the ``with`` block succeeds, which then has written the whole.
@@ -59,6 +92,7 @@ def partial_output(output: Path, name: Mapping[str, Any]) -> Iterator[PartialOut
     Args:
         output: the file.
         name: what decides it, as JSON; with another the finished tasks would not be its own.
+        large: what of a row is not to be held in memory.
 
     Raises:
         ConfigError: what is there is of another name, or another process is writing it.
@@ -71,7 +105,7 @@ def partial_output(output: Path, name: Mapping[str, Any]) -> Iterator[PartialOut
             stack.enter_context(file_lock(path, busy))
         except OSError as error:
             raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-        yield PartialOutput(output, name)
+        yield PartialOutput(output, name, large)
         path.unlink(missing_ok=True)
 
 

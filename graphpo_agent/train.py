@@ -37,7 +37,6 @@ from graphpo_agent.methods.whiten import whitened
 from graphpo_agent.protocols import Engine, Expander
 from graphpo_agent.report.checkpoints import read_json
 from graphpo_agent.report.console import RunConsole
-from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.report.run_dir import Progress, RunDirectory, command_line
 from graphpo_agent.report.watch import Watch
 from graphpo_agent.rollout.counts import Counts
@@ -45,6 +44,7 @@ from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
+from graphpo_agent.rollout.tally import credit_tally, rollout_tally
 from graphpo_agent.run_tasks import usable_tasks
 from graphpo_agent.types import Prefix, SamplingParams, Task
 
@@ -214,9 +214,8 @@ def _step(
     generated = sum(rollout.ledger.generated_tokens for rollout in rollouts)
     total = progress.generated_tokens + generated
     progress = Progress(step, stream.position, total, ended - started)
-    row = {"step": step, "progress": _fraction(config, progress)} | rollout_metrics(rollouts)
-    row |= credit_metrics(credits)
-    row |= updated
+    tally = rollout_tally(rollouts) + credit_tally(credits)
+    row = {"step": step, "progress": _fraction(config, progress)} | tally.metrics | updated
     row["tokens/prefill_computed"] = policy.take_prefilled_tokens()
     row |= counts.take()
     row["tokens/total"] = total

@@ -30,12 +30,12 @@ from graphpo_agent.graph.step_id import step_id
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.protocols import Policy, Tokenizer
-from graphpo_agent.report.metrics import credit_metrics, rollout_metrics
 from graphpo_agent.rollout.counts import Counts
 from graphpo_agent.rollout.grow import Grower, Rollout
 from graphpo_agent.rollout.outages import Outages, outages_of
 from graphpo_agent.rollout.seeds import derive_seed
 from graphpo_agent.rollout.step_scores import StepScoring
+from graphpo_agent.rollout.tally import Tally, credit_tally, rollout_tally
 from graphpo_agent.types import SamplingParams, Task
 
 __all__ = ["RunWorker", "make_worker"]
@@ -77,21 +77,21 @@ class RunWorker:
             scoring=self.step_scoring,
         )
         (credit,) = credits_of(self.method, [rollout.graph], [rollout.classes])
-        metrics = rollout_metrics([rollout]) | credit_metrics([credit])
-        metrics["tokens/prefill_computed"] = policy.take_prefilled_tokens()
+        tally = rollout_tally([rollout]) + credit_tally([credit])
+        tally += Tally({"tokens/prefill_computed": policy.take_prefilled_tokens()})
         sample = training_sample(rollout.graph, credit)
         self._check_terms(sample)
         rows = weighted_rows(sample, self.aggregation, self.horizon)
         counts, met = self.counts.take(), outages_of([rollout], policy.tokenizer.decode)
         if not credit.has_signal or not rows.rows:
-            return GrownGraph([_untrained(rollout, self.terms)], 0.0, metrics, counts, met)
+            return GrownGraph([_untrained(rollout, self.terms)], 0.0, tally, counts, met)
         line = None
         if derive_seed(step, task.id) % self.prompts_per_step == 0:  # about one a step
             named = replace(rollout.graph, id=step_id(step, task.id))
             line = graph_to_json(named, credit.classes)
         trained = rows.rows if self.moves_all else moving_rows(rows.rows)
         trained = trained or [_untrained(rollout, self.terms)]
-        return GrownGraph(trained, rows.total, metrics, counts, met, line)
+        return GrownGraph(trained, rows.total, tally, counts, met, line)
 
     def _check_terms(self, sample: TrainingSample) -> None:
         found = 1 if sample.row_advantages is not None else len(sample.advantages)

@@ -113,8 +113,11 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str) -> int:
     """Append a line to a file, which is as it was where that fails.
+
+    Returns:
+        The byte at which the line begins.
 
     Raises:
         OSError: it cannot be written; names the file.
@@ -128,3 +131,4 @@ def append_line(path: Path, line: str) -> None:
             os.truncate(path, size)
         error.filename = str(path)
         raise
+    return size

@@ -16,11 +16,11 @@ from graphpo_agent.methods.method import Credit
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.report.charts import Line, line_chart
 from graphpo_agent.report.drawing import LONG_FACTS, MAX_NODES, draw_graph, node_facts
-from graphpo_agent.report.metrics import num_merged
 from graphpo_agent.report.numbers import UNDEFINED, compact, duration, percent, signed
 from graphpo_agent.report.panels import PANELS, Panel
 from graphpo_agent.report.render import render
 from graphpo_agent.report.run_files import Metrics, flatten, read_run
+from graphpo_agent.rollout.tally import num_merged
 
 __all__ = ["choose_graph", "write_report"]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
+from graphpo_agent.atomic import write_atomically
 from graphpo_agent.graph.jsonl import graph_to_json
 from graphpo_agent.partial_output import PartialOutput
 from graphpo_agent.protocols import Tokenizer
@@ -17,6 +17,9 @@ __all__ = ["GraphFile"]
 class GraphFile:
     """One graph per task; the next rollout of that name goes on with those that met no outage."""
 
+    LARGE = "graph"
+    """What of a row ``partial_output`` is to leave on disk."""
+
     def __init__(self, partial: PartialOutput, tasks: Sequence[Task]) -> None:
         """Begin, or go on with what an interrupted rollout left.
 
@@ -26,21 +29,21 @@ class GraphFile:
         """
         self._partial = partial
         self._tasks = tasks
-        self._rows: dict[str, dict[str, Any]] = {}
+        self._outages: dict[str, Outages] = {}
         for task, row in partial.rows.items():
             met = Outages(**row["outages"])
             if not met.left_out and not met.failed_calls:
-                self._rows[task] = row
+                self._outages[task] = met
 
     @property
     def missing(self) -> list[Task]:
         """The tasks that have no graph yet."""
-        return [task for task in self._tasks if task.id not in self._rows]
+        return [task for task in self._tasks if task.id not in self._outages]
 
     @property
     def outages(self) -> Outages:
         """Those of all graphs that are there."""
-        return sum((Outages(**row["outages"]) for row in self._rows.values()), Outages())
+        return sum(self._outages.values(), Outages())
 
     def add(self, rollout: Rollout, tokenizer: Tokenizer) -> None:
         """Keep the graph of a task.
@@ -48,13 +51,16 @@ class GraphFile:
         Raises:
             OSError: it cannot be written; names the file.
         """
-        met = asdict(outages_of([rollout], tokenizer.decode))
+        met, task = outages_of([rollout], tokenizer.decode), rollout.task.id
         graph = graph_to_json(rollout.graph, rollout.classes)
-        row = {"task": rollout.task.id, "outages": met, "graph": graph}
-        self._partial.add(row)
-        self._rows[rollout.task.id] = row
+        self._partial.add({"task": task, "outages": asdict(met), self.LARGE: graph})
+        self._outages[task] = met
 
-    @property
-    def lines(self) -> list[str]:
-        """All graphs, in the order of the tasks; none is missing."""
-        return [self._rows[task.id]["graph"] for task in self._tasks]
+    def complete(self) -> None:
+        """Write all graphs, in the order of the tasks; none is missing.
+
+        Raises:
+            OSError: they cannot be written; names the file.
+        """
+        graphs = (f"{self._partial.read(task.id)}\n" for task in self._tasks)
+        write_atomically(self._partial.output, graphs)

@@ -6,7 +6,7 @@ ends. Every graph goes from layer to layer on its own; the scheduler samples for
 together.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Literal
@@ -51,7 +51,7 @@ from graphpo_agent.types import (
     Task,
 )
 
-__all__ = ["TASKS_AT_ONCE", "UNLIMITED", "Grower", "Rollout"]
+__all__ = ["TASKS_AT_ONCE", "UNLIMITED", "Grower", "Rollout", "batches"]
 
 
 UNLIMITED = Budget()
@@ -59,6 +59,12 @@ NO_PREFIXES: Mapping[str, Prefix] = {}
 
 TASKS_AT_ONCE = 256
 """The keys and values of their paths are kept until all of them are finished."""
+
+
+def batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    """The tasks whose graphs grow together, one batch after the other."""
+    for start in range(0, len(tasks), TASKS_AT_ONCE):
+        yield tasks[start : start + TASKS_AT_ONCE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +171,8 @@ class Grower:
             drawn: told how many tokens each continuation has, as soon as it is there.
         """
         rollouts: list[Rollout] = []
-        for start in range(0, len(tasks), TASKS_AT_ONCE):
+        for batch in batches(tasks):
             scheduler = PolicyScheduler(policy, self.overlap, drawn)
-            batch = tasks[start : start + TASKS_AT_ONCE]
             growing = [
                 self._grow(
                     scheduler,

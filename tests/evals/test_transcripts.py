@@ -163,7 +163,7 @@ def test_tasks_that_are_sampled_apart_are_sampled_alike(
 ) -> None:
     found = []
     for at_once in (256, 3):
-        monkeypatch.setattr("graphpo_agent.commands.TASKS_AT_ONCE", at_once)
+        monkeypatch.setattr("graphpo_agent.rollout.grow.TASKS_AT_ONCE", at_once)
         assert main([*arguments(reach, tmp_path / "t.jsonl"), "overlap=false"]) == 0
         rows = map(json.loads, (tmp_path / "t.jsonl").open())
         found.append([(row["id"], row["response"], row["reward"]) for row in rows])

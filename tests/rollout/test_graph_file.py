@@ -1,5 +1,6 @@
 """``graphpo rollout --out`` as a user runs it: killed, repeated, with other settings."""
 
+import gc
 import json
 import signal
 from dataclasses import asdict
@@ -10,7 +11,9 @@ import pytest
 
 from graphpo_agent.cli import main
 from graphpo_agent.partial_output import PartialOutput, partial_output, partial_path
+from graphpo_agent.protocols import Tokenizer
 from graphpo_agent.rollout.graph_file import GraphFile
+from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
 from tests.worlds import run_arguments, start_command, stopped, stopped_scorer
@@ -43,6 +46,19 @@ def test_half_a_line_that_a_kill_left_spoils_nothing_behind_it(tmp_path: Path) -
         assert list(partial.rows) == ["a", "b"]
 
 
+def test_what_is_large_is_read_from_disk_as_it_was_last_kept(tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", {"a": "ä" * 9, "b": [1, {"c": None}]}
+    with pytest.raises(KeyboardInterrupt), partial_output(out, {}, "large") as partial:
+        for task in ("a", "b"):
+            partial.add({"task": task, "large": "old", "small": 1})
+        partial.add({"task": "a", "large": kept["a"], "small": 2})
+        raise KeyboardInterrupt
+    with partial_output(out, {}, "large") as partial:
+        assert partial.rows == {task: {"task": task, "small": 2 - (task == "b")} for task in kept}
+        partial.add({"task": "b", "large": kept["b"]})
+        assert {task: partial.read(task) for task in kept} == kept
+
+
 @pytest.mark.parametrize("scoring", [False, True])
 def test_a_killed_rollout_goes_on_to_the_same_graphs(
     scoring: bool, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -65,6 +81,30 @@ def test_a_killed_rollout_goes_on_to_the_same_graphs(
     assert f"of the {6 - len(finished)} graphs that were grown now:\n" in said
     assert out.read_text() == whole.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, whole.name]
+
+
+def test_a_long_rollout_holds_the_graphs_of_one_batch(
+    reach: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held: list[int] = []
+    add = GraphFile.add
+
+    def counting(file: GraphFile, rollout: Rollout, tokenizer: Tokenizer) -> None:
+        add(file, rollout, tokenizer)
+        held.append(sum(type(each) is Rollout for each in gc.get_objects()))
+
+    monkeypatch.setattr(GraphFile, "add", counting)
+    texts, told = [], []
+    for at_once in (6, 2):
+        monkeypatch.setattr("graphpo_agent.rollout.grow.TASKS_AT_ONCE", at_once)
+        out = tmp_path / f"{at_once}.jsonl"
+        assert main([*arguments(reach, out), "overlap=false"]) == 0
+        texts.append(out.read_text())
+        told.append(capsys.readouterr().out.replace(out.name, ""))
+        assert max(held) - min(held) < at_once
+        held.clear()
+    assert texts[0] == texts[1] and texts[0].count("\n") == 6
+    assert told[0] == told[1] and "rollout/nodes" in told[0]
 
 
 def test_what_other_settings_grew_is_not_gone_on_with(
@@ -128,7 +168,7 @@ def test_a_graph_that_met_an_outage_is_not_kept(
     out, tasks = tmp_path / "graphs.jsonl", [Task("a", "?", ()), Task("b", "?", ())]
     row = {"task": "a", "outages": asdict(Outages(**met)), "graph": "{}"}
     partial_path(out).touch()
-    PartialOutput(out, {"seed": 0}).add(row)
-    file = GraphFile(PartialOutput(out, {"seed": 0}), tasks)
+    PartialOutput(out, {"seed": 0}, GraphFile.LARGE).add(row)
+    file = GraphFile(PartialOutput(out, {"seed": 0}, GraphFile.LARGE), tasks)
     assert [task.id for task in file.missing] == (["b"] if kept else ["a", "b"])
     assert file.outages == (Outages(**met) if kept else Outages())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graphpo_agent.data.jsonl import append_line
+from graphpo_agent.rollout.tally import Tally
 
 __all__ = ["RunLog", "renamed", "step_metrics"]
 
@@ -24,7 +25,6 @@ _NAMES = {
     "timing_s/update_weights": "time/weight_sync",
     "timing_s/save_checkpoint": "time/checkpoint",
 }
-_SUMMED = ("tokens/", "budget/")
 _COUNT = "count:"
 """Before the name of what a run's parts have counted, which may be any, while verl holds it."""
 
@@ -75,19 +75,11 @@ def renamed(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_metrics(notes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """A step's metrics from those of its graphs: sums of counts, means of the rest.
+    """A step's metrics from the tallies of its graphs.
 
     What a run's parts have counted gets its own name in the log, and one before it until then.
     """
-    graphs = [note["metrics"] for note in notes if "metrics" in note]
-    merged: dict[str, float] = {}
-    for name in dict.fromkeys(name for graph in graphs for name in graph):
-        values = [graph.get(name, 0.0) for graph in graphs]
-        values = [value for value in values if math.isfinite(value)]
-        if values:
-            merged[name] = sum(values)
-            if not name.startswith(_SUMMED):
-                merged[name] /= len(values)
+    merged = sum((Tally(**note["tally"]) for note in notes if "tally" in note), Tally()).metrics
     for note in notes:
         for name, count in note.get("counts", {}).items():
             merged[_COUNT + name] = merged.get(_COUNT + name, 0) + count

@@ -128,7 +128,7 @@ class GraphLoop(_Loop):
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride] (verl takes lists too)
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> list[_Row]:
-        """The graph's rows in text order; the first one brings the graph's metrics.
+        """The graph's rows in text order; the first one brings the graph's tally.
 
         What ends a run comes back as a row too: the trainer raises.
         """
@@ -150,9 +150,9 @@ class GraphLoop(_Loop):
             return [self._row(_nothing(terms), 0.0, versions, note)]
         order, added = text_order([row.token_ids for row in grown.rows])
         notes: list[dict[str, Any]] = [{"total": grown.total, "added": more} for more in added]
-        of_graph = {"metrics": grown.metrics, "counts": grown.counts, "line": grown.line}
-        notes[0] |= of_graph | {"outages": asdict(grown.outages)}
-        reward = grown.metrics.get("reward/mean", 0.0)
+        notes[0] |= {"tally": asdict(grown.tally), "outages": asdict(grown.outages)}
+        notes[0] |= {"counts": grown.counts, "line": grown.line}
+        reward = grown.tally.metrics.get("reward/mean", 0.0)
         return [
             self._row(grown.rows[i], reward, versions, note)
             for i, note in zip(order, notes, strict=True)

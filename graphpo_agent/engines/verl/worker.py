@@ -8,6 +8,7 @@ from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.verl.rows import WeightedRow
 from graphpo_agent.protocols import Policy, Tokenizer
 from graphpo_agent.rollout.outages import Outages
+from graphpo_agent.rollout.tally import Tally
 from graphpo_agent.types import Task
 
 __all__ = ["GraphWorker", "GrownGraph", "task_from_line", "task_line"]
@@ -20,8 +21,7 @@ class GrownGraph:
     Attributes:
         rows: what is trained; at least one row, also of a graph that is not trained.
         total: see ``WeightedRows``; 0: the graph is not trained.
-        metrics: of the graph; names with ``tokens/`` and ``budget/`` are summed over a step, the
-            others averaged.
+        tally: of the graph; a step's metrics come from the sum.
         counts: what the worker's parts have counted since its last graph; summed over a step.
         outages: what they met of its calls and paths.
         line: the graph as a line of ``graphs.jsonl``; None for most.
@@ -29,7 +29,7 @@ class GrownGraph:
 
     rows: list[WeightedRow]
     total: float
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    tally: Tally = field(default_factory=Tally)
     counts: dict[str, int] = field(default_factory=dict[str, int])
     outages: Outages = field(default_factory=Outages)
     line: str | None = None

@@ -1,8 +1,11 @@
 """What a run through verl logs, and where one that goes on does so."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from graphpo_agent.cli import main
@@ -11,9 +14,14 @@ from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.data.tasks import load_tasks
 from graphpo_agent.engines.verl.log import RunLog, renamed, step_metrics
 from graphpo_agent.errors import ConfigError, RunError
+from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.grpo import Grpo
+from graphpo_agent.methods.method import credits_of
 from graphpo_agent.report.run_dir import RunDirectory
+from graphpo_agent.rollout.tally import Tally, credit_tally, rollout_tally
 from graphpo_agent.train_verl import keep_tasks, rewind_logs
 from tests.engines.verl.test_settings import config
+from tests.rollout.test_grow import grow
 from tests.worlds import files_of_at_most
 
 
@@ -34,21 +42,28 @@ def test_metrics_have_our_names_where_they_mean_the_same() -> None:
     }
 
 
-def test_a_steps_metrics_are_sums_of_counts_and_means_of_the_rest() -> None:
-    notes = [
-        {"total": 1.0, "metrics": {"tokens/generated": 10, "reward/mean": 0.5, "rollout/x": 1.0}},
-        {"total": 1.0},
-        {"total": 0.0, "metrics": {"tokens/generated": 20, "reward/mean": float("nan")}},
-    ]
-    notes[0]["counts"], notes[2]["counts"] = {"judge/failed": 0, "own": 3}, {"judge/failed": 2}
+def test_a_steps_metrics_are_those_of_its_graphs_together() -> None:
+    credited = GraphPO(schedule=(2, 2))
+    rollouts = [*grow(credited)[:2], *grow(Grpo(4))[:1]]
+    assert len({rollout.graph.num_nodes for rollout in rollouts}) > 1
+    graphs, classes = zip(*((r.graph, r.classes) for r in rollouts), strict=True)
+    credits = credits_of(credited, graphs, classes)
+    notes: list[dict[str, Any]] = [{"total": 1.0}]  # a further row of the first graph
+    for rollout, credit in zip(rollouts, credits, strict=True):
+        tally = rollout_tally([rollout]) + credit_tally([credit])
+        notes.append(json.loads(json.dumps({"total": 1.0, "tally": asdict(tally)})))
+    notes[1]["counts"], notes[2]["counts"] = {"judge/failed": 0, "own": 3}, {"judge/failed": 2}
     row = renamed(step_metrics(notes))
-    assert row == {
-        "tokens/generated": 30,
-        "reward/mean": 0.5,
-        "rollout/x": 0.5,
-        "judge/failed": 2,
-        "own": 3,
-    }
+    together = (rollout_tally(rollouts) + credit_tally(credits)).metrics
+    assert row == pytest.approx(together | {"judge/failed": 2, "own": 3})
+    nodes = [rollout.graph.num_nodes - 1 for rollout in rollouts]
+    nonzero = [np.count_nonzero(each.advantages.sum(axis=0)[1:]) for each in credits]
+    shares = [n / edges for n, edges in zip(nonzero, nodes, strict=True)]
+    assert row["credit/nonzero"] == sum(nonzero) / sum(nodes) != pytest.approx(np.mean(shares))
+
+
+def test_what_nothing_was_counted_for_is_not_logged() -> None:
+    assert renamed(step_metrics([{"total": 0.0, "tally": asdict(Tally({"reward/mean": 0}))}])) == {}
 
 
 def logged_run(path: Path) -> RunDirectory:

@@ -60,13 +60,13 @@ def test_rows_hold_each_trained_token_of_the_graph(
     assert signal
     for one in signal:
         owned = sum(int(row.loss_mask.sum()) for row in one.rows)
-        assert one.total == owned == one.metrics["tokens/generated"]
+        assert one.total == owned == one.tally.metrics["tokens/generated"]
         for row in one.rows:
             assert len(row.token_ids) <= 96
             assert not np.isnan(row.logprobs[row.loss_mask]).any()
         # Without a weight of its own, the advantages of whole trajectories are centred.
         assert any((row.advantages != 0).any() for row in one.rows)
-        assert one.metrics["credit/nonzero"] > 0
+        assert one.tally.metrics["credit/nonzero"] > 0
     # Without a term that moves every token, rows end with their last advantage.
     moving = replace(worker, moves_all=False)
     for one, task in zip(grown, tasks, strict=False):
@@ -92,7 +92,7 @@ def test_a_graph_without_advantages_is_one_row_that_is_not_trained(
     assert one.total == 0.0 and len(one.rows) == 1 and one.line is None
     assert one.rows[0].advantages.shape == (2, len(one.rows[0].token_ids))
     assert not one.rows[0].weights.any()
-    assert one.metrics["reward/mean"] == pytest.approx(0.1)
+    assert one.tally.metrics["reward/mean"] == pytest.approx(0.1)
 
 
 def test_some_graphs_come_as_lines_named_by_step_and_task(reach: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_graph_brings_what_was_counted_since_the_last_one(reach: Path, tmp_pat
     worker, policy, tasks = made(reach, tmp_path, reward)
     for task in tasks[:3]:
         grown = worker.grow(policy, task, step=1)
-        assert grown.counts == {"seen": grown.metrics["rollout/terminals"]}
+        assert grown.counts == {"seen": grown.tally.metrics["rollout/terminals"]}
         worker.answer(policy, task, 0)  # of an evaluation, and of no step
 
 
@@ -154,7 +154,7 @@ def test_a_graph_with_an_advantage_but_no_trained_token_is_not_trained(
     masked = "method={name: spo_tree, schedule: [2, 2], max_probability: 1.0e-9, whiten: none}"
     worker, policy, tasks = made(reach, tmp_path, masked)
     grown = worker.grow(policy, tasks[0], 1)
-    assert grown.metrics["credit/nonzero"] > 0
+    assert grown.tally.metrics["credit/nonzero"] > 0
     assert grown.total == 0.0 and len(grown.rows) == 1 and grown.outages.left_out == 0
 
 
