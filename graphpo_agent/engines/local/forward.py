@@ -4,7 +4,7 @@ Shapes: N tokens of the row, K targets, M trained tokens, d hidden size, V vocab
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from graphpo_agent.engines.local.arrays import to_device
 from graphpo_agent.engines.local.attention import attention, eager_attention
+from graphpo_agent.engines.local.experts import rounded_experts
 from graphpo_agent.engines.local.flat_attention import FlatLayouts
 from graphpo_agent.engines.local.flat_recurrence import recurrence_of
 from graphpo_agent.engines.local.head import OutputHead, output_head
@@ -75,7 +76,12 @@ def flat_passes(model: PreTrainedModel, compute: ComputeOptions) -> Iterator[Non
         ModelError: the model does not use transformers' attention interface, or its layers cannot
             be checkpointed or compiled.
     """
-    with attention(model, "graphpo_flat"), _prepared_layers(model, compute), sdpa_kernel(KERNELS):
+    with (
+        attention(model, "graphpo_flat"),
+        rounded_experts(model) if compute.autocast else nullcontext(),
+        _prepared_layers(model, compute),
+        sdpa_kernel(KERNELS),
+    ):
         yield
 
 

@@ -1,4 +1,4 @@
-"""The weights of linear layers as a rollout multiplies by them, copied once for all its passes."""
+"""Weights of layers as a rollout multiplies by them, copied once for all its passes."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,15 +6,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from graphpo_agent.engines.local.experts import has_experts
+
 __all__ = ["SamplingWeights"]
 
 
 class SamplingWeights:
     """Copies of the weights of all linear layers, where products with few tokens gain from them.
 
-    Under autocast they are bfloat16: it would round them in every forward pass, which reads and
-    writes more memory than a pass over few tokens itself. Else on a CPU they are transposed in
-    memory, as its products of few rows read them. The products are the same.
+    Under autocast they are bfloat16, those of experts too: it would round them in every forward
+    pass, which reads and writes more memory than a pass over few tokens itself. Else on a CPU they
+    are transposed in memory, as its products of few rows read them. The products are the same.
 
     Example::
 
@@ -33,7 +35,7 @@ class SamplingWeights:
         places = [
             (module, name, own)
             for module in modules
-            if isinstance(module, nn.Linear)
+            if isinstance(module, nn.Linear) or (rounds and has_experts(module))
             for name, own in module.named_parameters(recurse=False)
         ]
         copies = [_rounded(own) if rounds else _transposed(own) for _, _, own in places]
