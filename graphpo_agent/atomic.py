@@ -47,19 +47,20 @@ def replace_directory(directory: Path, new: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+def write_atomically(path: Path, content: str | Iterable[bytes | memoryview]) -> None:
     """Write a file whole or not at all.
 
     Args:
         path: the file.
-        text: the whole of it, or its parts in order.
+        content: a text, written as UTF-8, or the parts of the file in order.
 
     Raises:
         OSError: it cannot be written; names the file.
     """
+    parts = [content.encode()] if isinstance(content, str) else content
     try:
-        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        with replacing(path) as partial, partial.open("wb") as file:
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -25,7 +25,7 @@ from graphpo_agent.config_file import dump_config
 from graphpo_agent.data.stream import TaskStream
 from graphpo_agent.engines.local.model import model_config
 from graphpo_agent.engines.local.reach import told_reach
-from graphpo_agent.errors import RunError
+from graphpo_agent.errors import RunError, first_line
 from graphpo_agent.evals.heldout import Evaluation, judged_paths, measured, sample
 from graphpo_agent.graph.budget import Budget
 from graphpo_agent.graph.jsonl import graph_to_json
@@ -52,6 +52,8 @@ __all__ = ["Setup", "prepare", "train"]
 
 PREFIXES = "prefixes.json"
 """What PROS's pool knows, beside the weights of a checkpoint."""
+PREFIX_TOKENS = "prefixes.int32"
+"""The tokens of its prefixes in a row, little-endian."""
 GREEDY = SamplingParams(temperature=0.0)
 
 Signal = list[tuple[Rollout, Credit]]
@@ -76,7 +78,9 @@ class Setup:
         """Write all that learns into a new directory."""
         self.engine.save_checkpoint(directory)
         if self.prefixes is not None:
-            write_atomically(directory / PREFIXES, json.dumps(self.prefixes.state()))
+            record, token_ids = self.prefixes.state()
+            write_atomically(directory / PREFIXES, json.dumps(record))
+            write_atomically(directory / PREFIX_TOKENS, [token_ids.astype("<i4", copy=False).data])
 
     def load(self, checkpoint: Path) -> None:
         """Continue from what ``save`` wrote.
@@ -89,7 +93,15 @@ class Setup:
             raise RunError(f"{checkpoint} has no {PREFIXES}: its run was not one of method pros")
         self.engine.load_checkpoint(checkpoint)
         if self.prefixes is not None:
-            self.prefixes.restore(read_json(checkpoint / PREFIXES))
+            _restore(self.prefixes, checkpoint)
+
+
+def _restore(prefixes: PrefixPool, checkpoint: Path) -> None:
+    record, path = read_json(checkpoint / PREFIXES), checkpoint / PREFIX_TOKENS
+    try:
+        prefixes.restore(record, np.frombuffer(path.read_bytes(), "<i4"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({first_line(error)}); delete that checkpoint") from None
 
 
 def prepare(config: RunConfig, tell: Callable[[list[str]], object] = lambda lines: None) -> Setup:

@@ -142,10 +142,11 @@ def test_pros_goes_on_from_its_pool_after_a_stop(
     assert main(["train", "--resume", str(stopped), "train.steps=5"]) == 0
     last = [(run / "graphs.jsonl").read_text().splitlines()[-1] for run in (whole, stopped)]
     assert last[0] == last[1]
-    pools = [(run / "checkpoints/step-000005/prefixes.json") for run in (whole, stopped)]
-    assert pools[0].read_text() == pools[1].read_text()
-    held = json.loads(pools[0].read_text())
-    assert any(len(question["prefixes"]) > 1 for question in held.values())
+    for name in ("prefixes.json", "prefixes.int32"):
+        pools = [run / "checkpoints/step-000005" / name for run in (whole, stopped)]
+        assert pools[0].read_bytes() == pools[1].read_bytes()
+    held = json.loads((whole / "checkpoints/step-000005/prefixes.json").read_text())
+    assert any(len(question["lengths"]) > 1 for question in held.values())
     memories = [each for question in held.values() for each in question["memories"][1:]]
     assert all((memory is None) == (cut == "token") for memory in memories)
 
@@ -175,10 +176,22 @@ def test_a_damaged_pool_is_one_line(
     run = tmp_path / "run"
     settings = ["method={name: pros, group_size: 4}", "train.steps=1"]
     assert main(["train", *run_arguments(reach, run, *settings)]) == 0
-    (run / "checkpoints/step-000001/prefixes.json").write_text("{")
-    capsys.readouterr()
-    assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
-    assert "prefixes.json is damaged" in capsys.readouterr().err
+    record, tokens = ((run / f"checkpoints/step-000001/prefixes.{x}") for x in ("json", "int32"))
+    whole = tokens.read_bytes()
+    assert whole
+    for path, content, reason in (
+        (tokens, whole[:-4], f"{len(whole) // 4 - 1} tokens, want {len(whole) // 4}"),
+        (tokens, whole[:-1], "must be a multiple of element size"),
+        (tokens, None, "No such file"),
+        (record, b"{", "Expecting property name"),
+    ):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        capsys.readouterr()
+        assert main(["train", "--resume", str(run), "train.steps=2"]) == 2
+        assert f"{path.name} is damaged (" in (told := capsys.readouterr().err)
+        assert reason in told and told.count("\n") == 1
 
 
 def test_another_methods_run_has_no_pool(

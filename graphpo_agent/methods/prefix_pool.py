@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,11 @@ from graphpo_agent.types import NO_PREFIX, Prefix, Task
 
 __all__ = ["Grown", "PoolOptions", "PrefixPool", "valuable_prefix"]
 
+TokenArray: TypeAlias = NDArray[np.int32]
+
 _CORRECT = 0.5
 """A reward above this is a right answer."""
+_NO_TOKENS: TokenArray = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +94,44 @@ class Grown:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A question and its prefixes. Entry 0 is the question itself, the empty prefix."""
+    """A question and its prefixes. Entry 0 is the question itself, the empty prefix.
 
-    prefixes: list[Prefix]
+    Token ids are arrays: a pool may hold hundreds of millions.
+    """
+
+    token_ids: list[TokenArray]
+    memories: list[Any]
     passes: FloatArray
     trials: FloatArray
 
     @property
     def has_prefixes(self) -> bool:
         """Whether there is anything to choose from but the question itself."""
-        return len(self.prefixes) > 1
+        return len(self.token_ids) > 1
 
-    def place(self, prefix: Prefix) -> int | None:
+    def prefix(self, place: int) -> Prefix:
+        """What stands there."""
+        return Prefix(tuple(self.token_ids[place].tolist()), self.memories[place])
+
+    def place(self, token_ids: TokenArray) -> int | None:
         """Where a prefix stands, known by its tokens; None where it does not."""
-        same = (i for i, p in enumerate(self.prefixes) if p.token_ids == prefix.token_ids)
+        same = (i for i, ids in enumerate(self.token_ids) if np.array_equal(ids, token_ids))
         return next(same, None)
 
-    def add(self, prefix: Prefix, limit: int) -> None:
+    def add(self, token_ids: TokenArray, memory: Any, limit: int) -> None:
         """Take a new prefix in; beyond ``limit`` the least promising of all goes.
 
         That is the one whose rate, (passes + ½)/(trials + 1), lies farthest from ½, and of equals
         the oldest.
         """
-        self.prefixes.append(prefix)
+        self.token_ids.append(token_ids)
+        self.memories.append(memory)
         self.passes = np.append(self.passes, 0.0)
         self.trials = np.append(self.trials, 0.0)
-        if len(self.prefixes) > limit + 1:
+        if len(self.token_ids) > limit + 1:
             rate = (self.passes + 0.5) / (self.trials + 1)
             worst = 1 + int(np.argmax(np.abs(rate - 0.5)[1:]))
-            del self.prefixes[worst]
+            del self.token_ids[worst], self.memories[worst]
             self.passes = np.delete(self.passes, worst)
             self.trials = np.delete(self.trials, worst)
 
@@ -161,7 +174,7 @@ class PrefixPool:
         branched = {name: question for name, question in asked.items() if question.has_prefixes}
         rates = self._rates(list(branched.values()), rng)
         chosen = {
-            name: question.prefixes[int(np.argmin(np.abs(rate - 0.5)))]
+            name: question.prefix(int(np.argmin(np.abs(rate - 0.5))))
             for (name, question), rate in zip(branched.items(), rates, strict=True)
         }
         return {task.id: chosen.get(task.id, NO_PREFIX) for task in tasks}
@@ -184,7 +197,7 @@ class PrefixPool:
             question.trials *= self._options.decay
         for one in grown:
             question = self._questions.setdefault(one.task.id, _new_question())
-            place = question.place(one.prefix)
+            place = question.place(np.array(one.prefix.token_ids, np.int32))
             rewards = one.graph.reward[one.graph.terminals]
             if place is not None:
                 question.passes[place] += rewards.sum()
@@ -192,32 +205,39 @@ class PrefixPool:
             for leaf in one.graph.terminals[rewards > _CORRECT].tolist():
                 self._keep(question, one, leaf)
 
-    def state(self) -> dict[str, Any]:
-        """Everything the pool knows, as JSON values; ``restore`` reads it."""
-        return {
+    def state(self) -> tuple[dict[str, Any], TokenArray]:
+        """Everything the pool knows: JSON values, and [T] the tokens of all prefixes in a row."""
+        questions = self._questions
+        record = {
             name: {
-                "prefixes": [list(prefix.token_ids) for prefix in question.prefixes],
-                "memories": [prefix.memory for prefix in question.prefixes],
+                "lengths": [len(ids) for ids in question.token_ids],
+                "memories": list(question.memories),
                 "passes": question.passes.tolist(),
                 "trials": question.trials.tolist(),
             }
-            for name, question in self._questions.items()
+            for name, question in questions.items()
         }
+        token_ids = [ids for question in questions.values() for ids in question.token_ids]
+        return record, np.concatenate([_NO_TOKENS, *token_ids])
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Forget everything and know what ``state`` returned instead."""
+    def restore(self, record: Mapping[str, Any], token_ids: TokenArray) -> None:
+        """Forget everything and know what ``state`` returned instead.
+
+        Raises:
+            ValueError: there are more or fewer tokens than the record tells of.
+        """
+        lengths = [length for told in record.values() for length in told["lengths"]]
+        if sum(lengths) != len(token_ids):
+            raise ValueError(f"{len(token_ids)} tokens, want {sum(lengths)}")
+        each = (ids.copy() for ids in np.split(token_ids, np.cumsum(lengths)))
         self._questions = {
             name: _Question(
-                [
-                    Prefix(tuple(token_ids), memory)
-                    for token_ids, memory in zip(
-                        record["prefixes"], record["memories"], strict=True
-                    )
-                ],
-                np.array(record["passes"], np.float64),
-                np.array(record["trials"], np.float64),
+                list(islice(each, len(told["lengths"]))),
+                told["memories"],
+                np.array(told["passes"], np.float64),
+                np.array(told["trials"], np.float64),
             )
-            for name, record in state.items()
+            for name, told in record.items()
         }
 
     def _keep(self, question: _Question, one: Grown, leaf: int) -> None:
@@ -226,17 +246,17 @@ class PrefixPool:
         if self._options.cut == "edge":
             node, whole = _whole_edges(one.graph, leaf, len(further))
             further, memory = further[:whole], one.recall(node)
-        prefix = Prefix((*one.prefix.token_ids, *further.tolist()), memory)
+        token_ids = np.concatenate([np.array(one.prefix.token_ids, np.int32), further])
         longest = self._options.max_prefix_tokens
-        fits = longest is None or len(prefix.token_ids) <= longest
-        if len(further) and fits and question.place(prefix) is None:
-            question.add(prefix, self._options.max_prefixes)
+        fits = longest is None or len(token_ids) <= longest
+        if len(further) and fits and question.place(token_ids) is None:
+            question.add(token_ids, memory, self._options.max_prefixes)
 
     def _rates(self, questions: Sequence[_Question], rng: np.random.Generator) -> list[FloatArray]:
         """The estimated pass rate of every entry of each question."""
         if not questions:
             return []
-        sizes = np.array([len(q.prefixes) for q in questions])
+        sizes = np.array([len(q.token_ids) for q in questions])
         first = np.cumsum(sizes) - sizes
         parent = np.repeat(first, sizes)
         parent[first] = -1
@@ -253,7 +273,7 @@ class PrefixPool:
         return np.split(rates, first[1:])
 
 
-def valuable_prefix(graph: RolloutGraph, leaf: int) -> NDArray[np.int32]:
+def valuable_prefix(graph: RolloutGraph, leaf: int) -> TokenArray:
     """y[:t*], the response up to its most uncertain token in [T/4, 3T/4) (PROS, section 3).
 
     t* is the first token of largest entropy. Graphs hold log-probabilities only, so −log p of the
@@ -278,7 +298,7 @@ def valuable_prefix(graph: RolloutGraph, leaf: int) -> NDArray[np.int32]:
     low, high = -(-length // 4), -(-3 * length // 4)
     between = surprise[low:high]
     if not len(between) or between.max() == -np.inf:
-        return np.zeros(0, np.int32)
+        return _NO_TOKENS
     return graph.token_ids[tokens[: low + int(np.argmax(between))]].astype(np.int32)
 
 
@@ -303,4 +323,4 @@ def _check_known(graph: RolloutGraph, path: Sequence[int]) -> None:
 
 
 def _new_question() -> _Question:
-    return _Question([NO_PREFIX], np.zeros(1), np.zeros(1))
+    return _Question([_NO_TOKENS], [None], np.zeros(1), np.zeros(1))

@@ -62,5 +62,5 @@ class GraphFile:
         Raises:
             OSError: they cannot be written; names the file.
         """
-        graphs = (f"{self._partial.read(task.id)}\n" for task in self._tasks)
-        write_atomically(self._partial.output, graphs)
+        lines = (f"{self._partial.read(task.id)}\n".encode() for task in self._tasks)
+        write_atomically(self._partial.output, lines)
