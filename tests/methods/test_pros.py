@@ -229,6 +229,9 @@ def test_a_task_without_a_right_answer_begins_at_its_prompt():
         "passes": [0.5],
         "trials": [2.0],
     }
+    restored = PrefixPool(PoolOptions())
+    resume(pool, restored)
+    assert held(restored) == held(pool)
 
 
 def test_a_hard_question_is_continued_from_its_one_right_answer_and_left_when_that_is_easy():
