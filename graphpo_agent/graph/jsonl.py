@@ -9,7 +9,8 @@ root first and parents before children. NODE::
      "loss_mask": [0 | 1], "step_score": float, "tree": int, "class": int}
 
 The second and later lines may be absent. Without a loss mask every token of an edge is trained;
-log-probabilities where the mask is 0 say nothing.
+log-probabilities where the mask is 0 say nothing. They are float32 numbers, of which nine digits
+are written.
 """
 
 import base64
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from graphpo_agent.errors import GraphError
-from graphpo_agent.graph.arrays import IntArray
+from graphpo_agent.graph.arrays import Float32Array, FloatArray, IntArray
 from graphpo_agent.graph.records import SCHEMA, parse_graph
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
@@ -30,6 +31,8 @@ __all__ = ["count_lines", "graph_to_json", "read_graphs"]
 
 _PART_BYTES = 1 << 20
 """Read at a time."""
+_POWERS = np.array([10.0**k for k in range(54)])
+"""What brings nine digits of a float32 number before the point; from 10⁹ on they are there."""
 
 
 def count_lines(path: str | Path) -> int:
@@ -90,7 +93,8 @@ def graph_to_json(graph: RolloutGraph, classes: IntArray | None = None) -> str:
         graph: the graph; float32 embeddings are written as base64.
         classes: [n] equivalence classes as positions, written as ``class``.
     """
-    nodes = [_node_record(graph, v) for v in range(graph.num_nodes)]
+    logprobs = _nine_digits(np.where(graph.loss_mask, graph.logprobs, 0))
+    nodes = [_node_record(graph, v, logprobs[graph.span(v)]) for v in range(graph.num_nodes)]
     if classes is not None:
         for node, name in zip(nodes, graph.node_ids[classes].tolist(), strict=True):
             node["class"] = name
@@ -98,7 +102,16 @@ def graph_to_json(graph: RolloutGraph, classes: IntArray | None = None) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
-def _node_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
+def _nine_digits(values: Float32Array) -> FloatArray:
+    """Decimals of nine digits, which read back as the same float32 numbers; NaN stays NaN."""
+    wide = values.astype(np.float64)
+    places = 8 - np.floor(np.log10(np.maximum(np.abs(wide), 1e-45)))
+    with np.errstate(invalid="ignore"):
+        scale = _POWERS.take(places.astype(np.int64), mode="clip")
+    return np.rint(wide * scale) / scale
+
+
+def _node_record(graph: RolloutGraph, v: int, logprobs: FloatArray) -> dict[str, Any]:
     parent = int(graph.parent[v])
     terminal = bool(graph.terminal[v])
     record: dict[str, Any] = {
@@ -121,19 +134,19 @@ def _node_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
             record["embedding"] = {"f32": base64.b64encode(row.astype("<f4").tobytes()).decode()}
         else:
             record["embedding"] = row.tolist()
-    return record | _token_record(graph, v)
+    return record | _token_record(graph, v, logprobs)
 
 
-def _token_record(graph: RolloutGraph, v: int) -> dict[str, Any]:
+def _token_record(graph: RolloutGraph, v: int, logprobs: FloatArray) -> dict[str, Any]:
     span = graph.span(v)
     record: dict[str, Any] = {}
     if graph.has_tokens[v]:
         record["tokens"] = graph.token_ids[span].tolist()
     elif graph.num_tokens[v] != 1:
         record["num_tokens"] = int(graph.num_tokens[v])
-    logprobs, loss_mask = graph.logprobs[span], graph.loss_mask[span]
+    loss_mask = graph.loss_mask[span]
     if graph.parent[v] >= 0 and not loss_mask.all():
         record["loss_mask"] = loss_mask.astype(int).tolist()
-    if not np.isnan(logprobs).all():
-        record["logprobs"] = np.where(loss_mask, logprobs, 0).tolist()
+    if not np.isnan(graph.logprobs[span]).all():
+        record["logprobs"] = logprobs.tolist()
     return record

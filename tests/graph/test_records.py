@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -79,6 +80,18 @@ def test_a_grown_graph_is_written_and_read(tmp_path):
     (again,) = read_graphs(file)
     assert_equal_graphs(graph, again)
     assert again.num_trained.tolist() == [0, 1, 1]
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
+def test_a_logprob_is_written_with_nine_digits_and_read_as_what_it_was(values):
+    tokens = tuple(range(len(values)))
+    node = NewNode(0, tokens, (1,) * len(values), tuple(values), True, 1.0)
+    line = graph_to_json(RolloutGraph.root("g", token_ids=[1]).append([node]))
+    again = parse_graph(line).logprobs[1:]
+    assert again.tobytes() == np.array(values, np.float32).tobytes()
+    for text in json.loads(line, parse_float=str)["nodes"][1]["logprobs"]:
+        if 1e-12 < abs(float(text)) < 1e9:
+            assert len(Decimal(text).normalize().as_tuple().digits) <= 9
 
 
 def test_a_node_that_is_added_has_an_id_of_its_own():
