@@ -35,7 +35,9 @@ _UNSEEN = re.compile(
     "\ufff0-\ufffb\ud800-\udfff"  # annotation marks, lone surrogates
     "]"
 )
-_SPACES = re.compile("[ \t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+$", re.MULTILINE)
+_SPACE = "[ \t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]"
+_SPACES = re.compile(f"(?<!{_SPACE}){_SPACE}++$", re.MULTILINE)
+"""Looked at once from their first on: a page may hold millions in a row."""
 _GAPS = re.compile("\n{3,}")
 
 

@@ -310,6 +310,11 @@ def test_unseen_characters_are_taken_out():
     assert clean_text(text) == "abc[2Jd\n\ne\nf\ngh"
 
 
+def test_a_million_spaces_in_a_row_take_no_time():
+    spaces = " \t" * 500_000
+    assert clean_text(f"a{spaces}b{spaces}\nc{spaces}") == f"a{spaces}b\nc"
+
+
 VISIBLE_FORMATS = {chr(n) for n in (*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2)} | {
     chr(0x110BD),
     chr(0x110CD),
