@@ -226,7 +226,7 @@ class WebReader:
         for _ in range(_MAX_REDIRECTS + 1):
             final, reply = self._follow(address, deadline, self._robots)
             title, text, leads_to = self._readable(final, reply, deadline)
-            address = self._allowed(_joined(final, leads_to)) if leads_to else final
+            address = self._allowed(leads_to) if leads_to else final
             if address == final:
                 if not text:
                     raise CallFailed("no_result", f"{final.host}: the page holds no text")
@@ -278,7 +278,7 @@ class WebReader:
     def _readable(
         self, address: WebAddress, reply: Reply, deadline: Deadline
     ) -> tuple[str, str, str]:
-        """Title and text of an answer, and where it leads at once; each may be empty."""
+        """Title and text of an answer, and the address it leads to at once; each may be empty."""
         _check_status(address, reply.status)
         content_type, charset = parse_content_type(reply.headers.get("content-type", ""))
         if not is_text(content_type):
@@ -304,11 +304,6 @@ def _target(address: WebAddress, location: str) -> str:
         written = sent.decode()
     except UnicodeDecodeError:
         written = quote(sent, safe=string.punctuation)
-    return _joined(address, written)
-
-
-def _joined(address: WebAddress, written: str) -> str:
-    """A page's address as another one writes it."""
     try:
         return urljoin(address.url, written.replace(" ", "%20"))
     except ValueError as error:

@@ -41,7 +41,7 @@ class HtmlPool:
         links: bool,
         deadline: Deadline,
     ) -> tuple[str, str, str]:
-        """Title and text of a page, and where it leads at once; empty: nowhere.
+        """Title and text of a page, and the address it leads to at once; empty: nowhere.
 
         Args:
             page: its source.

@@ -51,16 +51,20 @@ def page_text(html: str, url: str, links: bool) -> tuple[str, str, str]:
     """Title and readable text of a page, without what a browser would not show, and its successor.
 
     Hidden are elements with ``hidden`` or a style attribute that hides them; style sheets are not
-    read. What comes after the first 200,000 characters is left out. Title and text are empty where
-    the page holds nothing, the successor's address where a browser would stay on the page.
+    read. What comes after the first 200,000 characters is left out. Links and the successor are
+    whole addresses, by the page's ``<base>`` where it has one. Title and text are empty where the
+    page holds nothing, the successor's address where a browser would stay on the page.
     """
     tree = _parsed(html)
     if tree is None:
         return "", "", ""
     title = " ".join((tree.findtext(".//title") or "").split())
     _drop_unseen(tree)
-    leads_to = _successor(tree)
+    base = _base(tree, url)
+    leads_to = _successor(tree, base)
     _cut(tree)
+    for link in tree.xpath("//a[@href]"):
+        link.set("href", _joined(base, link.get("href")) or link.get("href"))
     text = trafilatura.extract(
         tree,
         url=url,
@@ -104,10 +108,7 @@ def _entry_text(entry: lxml.etree._Element, url: str, links: bool) -> str:
 def _entry_link(entry: lxml.etree._Element, url: str) -> str:
     for link in entry.iterfind("{*}link"):
         if link.get("rel", "alternate") == "alternate":
-            try:
-                return urljoin(url, (link.get("href") or link.text or "").strip())
-            except ValueError:
-                return ""
+            return _joined(url, link.get("href") or link.text or "")
     return ""
 
 
@@ -169,12 +170,26 @@ def _drop_unseen(tree: lxml.html.HtmlElement) -> None:
             _drop(element)
 
 
-def _successor(tree: lxml.html.HtmlElement) -> str:
-    """Where ``<meta http-equiv="refresh" content="0; url=/en/">`` leads; empty: nowhere."""
+def _base(tree: lxml.html.HtmlElement, url: str) -> str:
+    """What the relative addresses of a page start from."""
+    return _joined(url, tree.xpath("string(//base/@href)")) or url
+
+
+def _joined(base: str, written: str) -> str:
+    """A whole address; empty: it is none."""
+    try:
+        return urljoin(base, written.strip().replace(" ", "%20"))
+    except ValueError:
+        return ""
+
+
+def _successor(tree: lxml.html.HtmlElement, base: str) -> str:
+    """Where ``<meta http-equiv="refresh" content="0; url=/en/">`` leads; empty: to no web page."""
     for meta in tree.iter("meta"):
         refresh = _REFRESH.fullmatch(meta.get("content", ""))
         if refresh is not None and meta.get("http-equiv", "").strip().lower() == "refresh":
-            return refresh[1].strip(" \t\r\n\"'")
+            leads_to = _joined(base, refresh[1].strip(" \t\r\n\"'"))
+            return leads_to if leads_to.lower().startswith(("http:", "https:")) else ""
     return ""
 
 

@@ -77,6 +77,25 @@ def test_links_are_kept_on_request_with_whole_addresses(pool):
 
 
 @pytest.mark.parametrize(
+    ("base", "href", "address"),
+    [
+        ("", "leaf", "https://example.org/wiki/leaf"),
+        ("", "../the leaf", "https://example.org/the%20leaf"),
+        ("", "?page=2", "https://example.org/wiki/oak?page=2"),
+        ("", "//e.org/leaf", "https://e.org/leaf"),
+        ("", "http://[leaf", "http://[leaf"),
+        ('<base target=_top><base href="/trees/">', "leaf", "https://example.org/trees/leaf"),
+        ('<base href="http://e.org/">', "leaf", "http://e.org/leaf"),
+        ('<base href="http://[">', "/leaf", "https://example.org/leaf"),
+    ],
+)
+def test_links_are_read_as_a_browser_does(pool, base, href, address):
+    html = f"{base}<p>An oak is a tree that bears <a href='{href}'>its leaves</a> until winter.</p>"
+    shown = f"An oak is a tree that bears [its leaves]({address}) until winter."
+    assert text_of(pool, html, links=True)[1] == shown
+
+
+@pytest.mark.parametrize(
     "html", ["", " ", "<!-- -->", "\0", "<html></html>", "<p></p>", "<?xml version='1.0'?>"]
 )
 def test_a_page_of_nothing_is_empty(pool, html):
@@ -91,9 +110,12 @@ def test_short_and_declared_pages_are_read(pool):
 @pytest.mark.parametrize(
     ("meta", "leads_to"),
     [
-        ('<meta http-equiv="refresh" content="0; url=/en/">', "/en/"),
-        ("<META HTTP-EQUIV=Refresh CONTENT=\"5;URL='https://e.org/a b'\">", "https://e.org/a b"),
-        ('<meta http-equiv="refresh" content=" 0.5 , /en/ ">', "/en/"),
+        ('<meta http-equiv="refresh" content="0; url=/en/">', "https://example.org/en/"),
+        ("<META HTTP-EQUIV=Refresh CONTENT=\"5;URL='https://e.org/a b'\">", "https://e.org/a%20b"),
+        ('<meta http-equiv="refresh" content=" 0.5 , en/ ">', "https://example.org/wiki/en/"),
+        ('<base href="/"><meta http-equiv=refresh content="0; en/">', "https://example.org/en/"),
+        ('<meta http-equiv="refresh" content="0; url=app://open">', ""),
+        ('<meta http-equiv="refresh" content="0; url=javascript:go()">', ""),
         ('<meta http-equiv="refresh" content="6; url=/en/">', ""),
         ('<meta http-equiv="refresh" content="300; url=/en/">', ""),
         ('<meta http-equiv="refresh" content="0">', ""),
