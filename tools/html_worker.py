@@ -19,7 +19,8 @@ import trafilatura
 
 __all__ = ["feed_text", "page_text"]
 
-_PARSER = lxml.html.HTMLParser(encoding="utf-8")
+_PARSER = lxml.html.HTMLParser(encoding="utf-8", huge_tree=True)
+"""It reads what is up to 2,000 elements deep, not 250: many pages close few of their elements."""
 _FEED_PARSER = lxml.etree.XMLParser(
     encoding="utf-8", recover=True, resolve_entities=False, no_network=True
 )

@@ -129,6 +129,12 @@ def test_where_a_page_leads_at_once(pool, meta, leads_to):
     assert text_of(pool, html) == ("", "An oak", leads_to)
 
 
+@pytest.mark.parametrize("opened", ["<div>", "<p><font size=2>", "<span>"])
+def test_a_page_whose_elements_are_not_closed_is_read_to_its_end(pool, opened):
+    html = "".join(f"{opened}Oak number {n} of the alley.<br>\n" for n in range(400))
+    assert text_of(pool, html)[1].split("\n")[-1].endswith("Oak number 399 of the alley.")
+
+
 def test_a_very_long_page_is_read_up_to_where_nobody_shows_it(pool):
     paragraphs = [
         f"<p>Oak number {n} stands <b>alone</b> in its field. {'x' * 300}</p>" for n in range(2000)
