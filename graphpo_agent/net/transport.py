@@ -8,6 +8,7 @@ while a proxy answers and while the two agree on TLS.
 import base64
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from urllib3.exceptions import NameResolutionError, NewConnectionError
 from urllib3.util import parse_url
 from urllib3.util.connection import create_connection
 
-from graphpo_agent.errors import ToolError
+from graphpo_agent.errors import ToolError, first_line
 from graphpo_agent.net.alarm import alarm
 from graphpo_agent.net.http_message import FinalResponse, unreadable_coding
 from graphpo_agent.net.reply import Reply, Verdict
@@ -57,8 +58,8 @@ class Broken:
 
     verdict: Verdict
     """``transient`` (refused, reset, cut short, too slow, compressed otherwise than asked for),
-    ``no_result`` (too large) or ``configuration`` (a certificate that is not trusted here, a proxy
-    that wants a login)."""
+    ``no_result`` (too large) or ``configuration`` (a certificate that is not trusted here, https
+    to what speaks plain http, a proxy that wants a login)."""
     reason: str
     """In one line."""
 
@@ -202,12 +203,16 @@ class Session(requests.Session):
         """What ``send`` is to be told for an address.
 
         Raises:
-            ToolError: a proxy that the environment names is no address.
+            ToolError: a proxy that the environment names is no address or none of HTTP, or the
+                certificates that it names cannot be read.
         """
         host = urlsplit(url)[:2]
         if host not in self._settings:
-            self._settings[host] = self.merge_environment_settings(url, {}, True, None, None)
-            _check_proxy(url, self._settings[host]["proxies"])
+            settings = self.merge_environment_settings(url, {}, True, None, None)
+            _check_proxy(url, settings["proxies"])
+            if host[0].lower() == "https" and settings["verify"] is not True:
+                _check_certificates(settings["verify"])
+            self._settings[host] = settings
         return self._settings[host]
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
@@ -224,14 +229,31 @@ def _check_proxy(url: str, proxies: dict[str, str]) -> None:
     if proxy is None:
         return
     try:
-        host = parse_url(prepend_scheme_if_needed(proxy, "http")).host
+        scheme, _, host, *_ = parse_url(prepend_scheme_if_needed(proxy, "http"))
     except _NO_ADDRESS:
-        host = None
+        scheme = host = None
+    named = "the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY)"
     if not host:
+        raise ToolError(f"{named} has no host; write http://host:port")
+    if scheme not in _POOLS:
         raise ToolError(
-            "the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) has no "
-            "host; write http://host:port"
+            f"{named} speaks {scheme}, want http or https; write http://host:port, or name the "
+            "hosts that need none in NO_PROXY"
         )
+
+
+def _check_certificates(path: str) -> None:
+    """Refuse what every connection would fail for: no file or directory of certificates."""
+    try:
+        if os.path.isdir(path):
+            ssl.create_default_context(capath=path)
+        else:
+            ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise ToolError(
+            f"the certificates that the environment names (REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE) "
+            f"cannot be read: {path}: {first_line(error)}"
+        ) from error
 
 
 def proxy_secrets() -> list[str]:
@@ -309,6 +331,11 @@ def _broken(error: BaseException) -> Broken:
         reason = reason.partition("): ")[2] or reason  # the connection's name is not the user's
     if "Tunnel connection failed: 407" in reason:
         return Broken("configuration", f"{reason}: HTTPS_PROXY needs the proxy's user and password")
+    if "WRONG_VERSION_NUMBER" in reason:
+        return Broken(
+            "configuration",
+            f"{reason}: no TLS is spoken there; write http:// (of a proxy: in HTTPS_PROXY)",
+        )
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return Broken(
             "configuration", f"{reason}: set REQUESTS_CA_BUNDLE to the file of its certificate"

@@ -378,3 +378,13 @@ def test_a_proxy_that_is_no_address_is_one_line_without_its_password(monkeypatch
     assert "word" not in str(told.value)
     with serving(always({})) as server:
         assert HttpService("s").call("GET", server.url).status == 200
+
+
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h", "ftp"])
+def test_a_proxy_of_another_kind_is_one_clear_line(monkeypatch, scheme):
+    monkeypatch.setenv("all_proxy", f"{scheme}://127.0.0.1:1")
+    with pytest.raises(ToolError, match=rf"speaks {scheme}, want http or https; .*NO_PROXY$"):
+        HttpService("s").call("GET", "http://service.test/")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serving(always({})) as server:
+        assert HttpService("s").call("GET", server.url).status == 200

@@ -8,7 +8,7 @@ import pytest
 from graphpo_agent.errors import ToolError
 from graphpo_agent.net.client import HttpService, Limits
 from graphpo_agent.net.failures import CallFailed
-from tests.net.servers import drip
+from tests.net.servers import always, drip, serving
 
 # Signed by itself for 127.0.0.1; made for these tests, it protects nothing.
 KEY_AND_CERTIFICATE = """\
@@ -77,6 +77,28 @@ def test_certificate_that_is_not_trusted_stops_the_run(pem, monkeypatch):
         assert "\n" not in str(caught.value)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(pem))
         assert HttpService("s").call("GET", url).text == "ok"
+
+
+@pytest.mark.parametrize("name", ["missing.pem", "no.pem", "directory/missing"])
+def test_certificates_that_cannot_be_read_are_one_clear_line(pem, monkeypatch, tmp_path, name):
+    (tmp_path / "no.pem").write_text("no certificate")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / name))
+    with (
+        tls_server(pem, hello) as url,
+        pytest.raises(ToolError, match=rf"CA_BUNDLE.*{name}: ") as e,
+    ):
+        HttpService("s").call("GET", url)
+    assert "\n" not in str(e.value)
+
+
+def test_https_to_a_server_without_tls_is_one_clear_line(monkeypatch):
+    with serving(always({})) as server:
+        url = server.url.replace("http:", "https:")
+        with pytest.raises(ToolError, match=r"no TLS is spoken there; write http://"):
+            HttpService("s").call("GET", url)
+        monkeypatch.setenv("https_proxy", url)
+        with pytest.raises(ToolError, match=r"no TLS is spoken there; .*in HTTPS_PROXY"):
+            HttpService("s").call("GET", "https://service.test/")
 
 
 @pytest.mark.parametrize(
