@@ -140,11 +140,17 @@ def classify_openai(reply: Reply) -> Verdict:
 
 
 def _classify_chat(reply: Reply) -> Verdict:
-    """An answer without a message, such as ``{"error": …}`` with status 200, is transient."""
+    """An answer without a message, such as ``{"error": …}`` with status 200, is transient.
+
+    So is one that a gateway could not finish, as its model failed on the way (OpenRouter's
+    ``finish_reason``).
+    """
     verdict = classify_openai(reply)
     if verdict is not None:
         return verdict
     match reply.json():
+        case {"choices": [{"finish_reason": "error"} | {"error": {}}, *_]}:
+            return "transient"
         case {"choices": [{"message": {}}, *_]}:
             return None
         case _:

@@ -69,6 +69,8 @@ def test_key_that_is_not_set_is_one_clear_line(monkeypatch):
         answer({"error": {"message": "upstream timed out"}}),
         answer({"choices": []}),
         answer({"choices": [{"text": "old style"}]}),
+        answer(said("The sum", "error")),
+        answer({"choices": [{**said("")["choices"][0], "error": {"code": 502}}]}),
         answer([1]),
         (200, {}, b"<html>"),
         (200, {}, b""),
