@@ -254,9 +254,10 @@ def _read_tei(answer: Any) -> Any:
 
 
 def _as_matrix(rows: Any) -> NDArray[np.float32] | None:
-    """Rows of numbers, equally many in each, those of one row finite; None for anything else."""
+    """Rows of equally many numbers, at least one row finite; None for anything else, or nothing."""
     try:
         matrix = np.array(rows, dtype=np.float32)
     except (TypeError, ValueError, OverflowError):
         return None
-    return matrix if matrix.ndim == 2 and np.isfinite(matrix).all(axis=1).any() else None
+    usable = matrix.ndim == 2 and matrix.size and np.isfinite(matrix).all(axis=1).any()
+    return matrix if usable else None

@@ -158,6 +158,8 @@ def test_server_that_never_gave_a_vector_is_one_clear_line(kind, script, path):
     [
         {"data": [{"index": 0, "embedding": [1, float("nan")]}]},
         {"data": [{"index": 0, "embedding": "AAAA"}]},
+        {"data": [{"index": 0, "embedding": []}]},
+        [[]],
         {"data": [{"index": 0, "embedding": [10**400]}]},
         [[10**400]],
         {"data": [{"embedding": [1.0]}]},
