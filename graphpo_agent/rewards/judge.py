@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.net.chat import without_thinking
-from graphpo_agent.net.failures import CallFailed
+from graphpo_agent.net.failures import CallFailed, FailureTally
 from graphpo_agent.protocols import ChatModel
 from graphpo_agent.rewards.qa import Unit, accepted, check_unit
 from graphpo_agent.types import Message, Outcome, Task
@@ -51,6 +51,8 @@ _YES_NO = re.compile(rf"{_BEGIN}correct{_MARKS}[:：]{_MARKS}(yes|no){_END}", re
 _SHOWN_CHARACTERS = 200
 _REMEMBERED = 100_000
 """Verdicts kept in memory; the oldest are forgotten."""
+_REFUSED = 16
+"""One answer may be too long for the model; so many from the first on speak of wrong settings."""
 
 
 class Judge:
@@ -63,9 +65,9 @@ class Judge:
 
     A reply without a verdict (see ``parse_verdict``) is answered by a reminder, once. What has no
     verdict then earns ``unjudged_reward``, as does an answer for which the model could not be
-    asked; both are counted apart and judged anew when they come up again. But an outage of the
-    model is raised, so that the path is left unscored. To keep replies between runs give the chat
-    model a store.
+    asked; both are counted apart and judged anew when they come up again. But a model that could
+    be asked about none of its first 16 answers ends the run, and an outage of the model is raised,
+    so that the path is left unscored. To keep replies between runs give the chat model a store.
 
     Example::
 
@@ -96,6 +98,7 @@ class Judge:
         self._verdicts: dict[Any, Future[JudgeVerdict]] = {}
         self._lock = threading.Lock()
         self._told = False
+        self._tally = FailureTally()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -108,7 +111,8 @@ class Judge:
         Raises:
             CallFailed: an outage of the model.
             DataError: the task has no answer.
-            ToolError: the model cannot be asked at any time: wrong key, used-up quota.
+            ToolError: the model cannot be asked at any time: wrong key, used-up quota, or it has
+                refused all answers so far.
         """
         golds = accepted(task)
         if outcome.answer is None:
@@ -119,6 +123,7 @@ class Judge:
             self._count("failed")
             if failure.outage:
                 raise
+            self._refused(failure)
             return self._unjudged_reward
         self._count(verdict)
         rewards = {"correct": 1.0, "incorrect": 0.0}
@@ -159,8 +164,15 @@ class Judge:
         with self._lock:
             self._counts[name] += 1
 
+    def _refused(self, failure: CallFailed) -> None:
+        self._tell_once(str(failure))
+        self._tally.fail(str(failure))
+        if self._tally.failed >= _REFUSED:
+            self._tally.check("no answer could be judged")
+
     def _ask(self, messages: list[Message]) -> JudgeVerdict:
         reply = self._chat.reply(messages, self._max_tokens)
+        self._tally.answer()
         verdict = parse_verdict(reply)
         if verdict is None:
             reminded: list[Message] = [
@@ -171,15 +183,15 @@ class Judge:
             reply = self._chat.reply(reminded, self._max_tokens)
             verdict = parse_verdict(reply)
         if verdict is None:
-            self._tell_once(reply)
+            shown = " ".join(reply.split())[:_SHOWN_CHARACTERS]
+            self._tell_once(f"a reply holds no verdict: {shown!r}")
         return verdict or "unjudged"
 
-    def _tell_once(self, reply: str) -> None:
-        """A line about a judge whose replies may be of another form throughout."""
+    def _tell_once(self, trouble: str) -> None:
+        """A line about a judge that may be of no use throughout."""
         if not self._told:
             self._told = True
-            shown = " ".join(reply.split())[:_SHOWN_CHARACTERS]
-            warnings.warn(f"judge: a reply holds no verdict: {shown!r}", stacklevel=2)
+            warnings.warn(f"judge: {trouble}", stacklevel=2)
 
 
 def judge_messages(question: str, accepted: Sequence[str], answer: str) -> list[Message]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphpo_agent.errors import ConfigError, QuotaError
+from graphpo_agent.errors import ConfigError, QuotaError, ToolError
 from graphpo_agent.net.chat import OpenAIChat
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.store import CallStore
@@ -211,6 +211,18 @@ def test_used_up_quota_stops_the_run():
         with pytest.raises(QuotaError):
             judge(TASK, outcome("1987"))
     assert judge.counts == counted()
+
+
+def test_a_judge_that_refuses_all_answers_from_the_first_on_stops_the_run():
+    error = {"error": {"message": "Unsupported parameter: 'max_tokens'"}}
+    with serving(always(error, 400)) as server:
+        judge = Judge(OpenAIChat(server.url, "m"))
+        with pytest.warns(UserWarning, match="judge: .*Unsupported parameter") as told:
+            assert [judge(TASK, outcome(str(year))) for year in range(15)] == [0.0] * 15
+        assert len(told) == 1
+        with pytest.raises(ToolError, match=r"no answer could be judged: .*HTTP 400.*max_tokens"):
+            judge(TASK, outcome("1987"))
+    assert judge.counts == counted(failed=16)
 
 
 def test_equal_answers_to_one_question_are_judged_once_in_any_thread():
