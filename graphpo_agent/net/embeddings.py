@@ -27,8 +27,8 @@ class _ServedEmbedder:
 
     Equal texts of one call are sent once. A text of white space alone is a row of zeros, and so is
     a text for which the server gave no vector in all tries (an outage, or a text it refuses), or
-    one that is not of finite numbers: such a row is similar to nothing. With a store every text is
-    a request of its own, so that an answer is found again whichever texts came together.
+    one of zeros or not of finite numbers: such a row is similar to nothing. With a store every text
+    is a request of its own, so that an answer is found again whichever texts came together.
     """
 
     def __init__(
@@ -90,11 +90,12 @@ class _ServedEmbedder:
                 return {key: value for text in texts for key, value in self._batch([text]).items()}
             self._tally.fail(str(failure), len(texts))
             return {}
-        self._tally.answer()
-        rows = zip(texts, vectors, strict=True)
-        found = {text: vector for text, vector in rows if np.isfinite(vector).all()}
-        self._tally.fail("not all numbers of a vector are finite", len(texts) - len(found))
-        return found
+        usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+        if usable.any():
+            self._tally.answer()
+        lost = int((~usable).sum())
+        self._tally.fail(f"{self._url} returned vectors of zeros, or not of finite numbers", lost)
+        return {texts[i]: vectors[i] for i in np.flatnonzero(usable)}
 
     def _call(self, texts: list[str]) -> NDArray[np.float32]:
         """[len(texts), dimension]."""

@@ -8,7 +8,7 @@ from graphpo_agent.errors import ToolError
 from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.net.store import CallStore
-from tests.net.servers import always, answer, serving
+from tests.net.servers import always, answer, in_turn, serving
 
 
 def vector(text):
@@ -141,6 +141,16 @@ def test_vector_of_no_number_does_not_take_its_batch_with_it(kind, script, path)
     np.testing.assert_array_equal(found, np.array(expected, np.float32))
     assert dict(embedder.counts) == {"embedder/failed": 2}
     assert len(server.requests) == 1
+
+
+def test_vectors_of_zeros_are_none():
+    answers = in_turn(answer([[0.0, 0.0], [1.0, 2.0]]), answer([[0.0, 0.0]]))
+    with serving(answers) as server:
+        embedder = TeiEmbedder(server.url)
+        np.testing.assert_array_equal(embedder.embed(["a", "b"]), [[0, 0], [1, 2]])
+        assert embedder.counts == {"embedder/failed": 1}
+        with pytest.raises(ToolError, match=r"no text could be embedded: .*/embed returned"):
+            TeiEmbedder(server.url).embed(["a"])
 
 
 @KINDS
