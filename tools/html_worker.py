@@ -19,10 +19,13 @@ import trafilatura
 
 __all__ = ["feed_text", "page_text"]
 
-_PARSER = lxml.html.HTMLParser(encoding="utf-8", huge_tree=True)
-"""It reads what is up to 2,000 elements deep, not 250: many pages close few of their elements."""
+_PARSER = lxml.html.HTMLParser(
+    encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
+)
+"""It reads what is up to 2,000 elements deep, not 250: many pages close few of their elements.
+Comments would end lines: React writes one between any two pieces of a text."""
 _FEED_PARSER = lxml.etree.XMLParser(
-    encoding="utf-8", recover=True, resolve_entities=False, no_network=True
+    encoding="utf-8", recover=True, resolve_entities=False, no_network=True, remove_comments=True
 )
 _ATOM = "{http://www.w3.org/2005/Atom}"
 _DATES = ("{*}pubDate", "{*}published", "{*}updated", "{*}date")
@@ -134,7 +137,7 @@ def _lines_of(tree: lxml.html.HtmlElement) -> str:
     """What a browser would show, each block from a new line on; ``<pre>`` keeps its lines."""
     _drop_unseen(tree)
     parts, kept = [""], 0
-    for event, node in lxml.etree.iterwalk(tree, events=("start", "end", "comment", "pi")):
+    for event, node in lxml.etree.iterwalk(tree, events=("start", "end")):
         if node.tag == "pre":
             kept += 1 if event == "start" else -1
         if node.tag in _BLOCKS:

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import threading
@@ -70,6 +71,17 @@ def test_a_page_becomes_its_title_and_what_a_reader_sees(pool):
 def test_what_a_style_hides(pool, style, shown):
     html = f'<article><p>An oak is a tree.</p><p style="{style}">It bears acorns.</p></article>'
     assert ("acorns" in text_of(pool, html)[1]) == shown
+
+
+def test_comments_change_no_text(pool):
+    body = """<p>It is <b>40<!-- --> <!-- -->m</b> high, in an al<!-- -->ley.</p>
+<table><tr><td>Tree<td><!-- -->Height<tr><td>Oak<!-- --></td><td>40 m</table>
+<ul><li><!-- first -->acorns</li><li>leaves<?php echo 1 ?> of it</li></ul>"""
+    shown = text_of(pool, body)[1]
+    assert shown == text_of(pool, re.sub("<[!?].*?>", "", body))[1]
+    assert "It is 40 m high, in an alley." in shown and "| Oak | 40 m |" in shown
+    feed = "<rss><item><title>T</title><description>&lt;b>Oak<!-- --></description></item></rss>"
+    assert pool.text(feed, "feed", "https://e.org/", False, Deadline(120.0))[1] == "T\nOak\n\n"
 
 
 def test_links_are_kept_on_request_with_whole_addresses(pool):
