@@ -65,10 +65,26 @@ def test_a_shorter_page_is_tried_when_the_model_fails(refusal):
     assert [len(shown["page"]) for shown in chat.shown()] == [100, 50, 25]
 
 
-def test_a_model_that_always_fails_finds_nothing():
-    chat = Chat("no", "no", CallFailed("bad_arguments", "too long"))
-    assert EvidenceExtractor(chat).extract("x", "goal") is None
-    assert [shown["page"] for shown in chat.shown()] == ["x"] * 3
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (CallFailed("bad_arguments", "m: HTTP 400"), "evidence extractor: m: HTTP 400"),
+        ("no\nJSON", "evidence extractor: a reply holds no evidence: 'no JSON'"),
+    ],
+)
+def test_a_model_that_always_fails_finds_nothing_and_is_named_once(last, told):
+    chat = Chat("no", "no", last, "no", "no", last)
+    extractor = EvidenceExtractor(chat)
+    with pytest.warns(UserWarning) as warned:
+        assert extractor.extract("x", "goal") is extractor.extract("x", "goal") is None
+    assert [shown["page"] for shown in chat.shown()] == ["x"] * 6
+    assert [str(each.message) for each in warned] == [told]
+
+
+def test_a_model_that_fails_on_a_later_page_is_not_named(recwarn):
+    extractor = EvidenceExtractor(Chat(GOOD, "no", "no", "no"))
+    assert extractor.extract("x", "goal") == FOUND and extractor.extract("x", "goal") is None
+    assert not recwarn
 
 
 @pytest.mark.parametrize(
