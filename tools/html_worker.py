@@ -69,6 +69,7 @@ def page_text(html: str, url: str, links: bool) -> tuple[str, str, str]:
     _cut(tree)
     for link in tree.xpath("//a[@href]"):
         link.set("href", _joined(base, link.get("href")) or link.get("href"))
+    _part_blocks(tree)
     text = trafilatura.extract(
         tree,
         url=url,
@@ -208,6 +209,17 @@ def _is_hidden(element: lxml.html.HtmlElement) -> bool:
 def _drop(element: lxml.html.HtmlElement) -> None:
     if element.getparent() is not None:
         element.drop_tree()
+
+
+def _part_blocks(tree: lxml.html.HtmlElement) -> None:
+    """Keep ``Price<div>5 €</div>each`` three words, which trafilatura would write as one."""
+    for block in tree.iter("div", "address"):
+        block.tail = f" {block.tail or ''}"
+        before, parent = block.getprevious(), block.getparent()
+        if before is not None and not (before.tail or "").endswith(" "):
+            before.tail = f"{before.tail or ''} "
+        elif before is None and parent is not None and parent.text:
+            parent.text += " "
 
 
 def _cut(tree: lxml.html.HtmlElement) -> None:

@@ -84,6 +84,23 @@ def test_comments_change_no_text(pool):
     assert pool.text(feed, "feed", "https://e.org/", False, Deadline(120.0))[1] == "T\nOak\n\n"
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        "<div>Price<div>5 €</div>each</div>",
+        "<div>Price<div>5 €</div><div>each</div></div>",
+        "<div><b>Price</b><div>5 €</div><i>each</i></div>",
+        "<div>Price<address>5 €</address>each</div>",
+    ],
+)
+def test_a_block_inside_a_line_is_a_word_of_its_own(pool, block):
+    rest = [
+        f"<p>Oak number {n} is a large tree that lives for long in Europe.</p>" for n in range(8)
+    ]
+    words = text_of(pool, "".join(rest) + block)[1].split()
+    assert words[-4:] == ["Price", "5", "€", "each"]
+
+
 def test_links_are_kept_on_request_with_whole_addresses(pool):
     assert "[leaves](https://example.org/wiki/leaf)" in text_of(pool, PAGE, links=True)[1]
 
