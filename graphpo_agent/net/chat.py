@@ -129,9 +129,13 @@ def without_thinking(reply: str) -> str:
 def classify_openai(reply: Reply) -> Verdict:
     """``classify_json``, and OpenAI's codes for a used-up account, which come as 429 or 400.
 
+    What a gateway refuses for its words (OpenRouter's moderation) is refused alone.
+
     Example: 429 with ``{"error": {"code": "insufficient_quota"}}`` is ``"quota"``.
     """
     verdict = classify_json(reply)
+    if reply.status == 403 and '"flagged_input"' in reply.text:
+        return "bad_arguments"
     if verdict in ("rate_limit", "bad_arguments") and any(
         f'"{code}"' in reply.text for code in _USED_UP
     ):

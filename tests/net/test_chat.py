@@ -116,6 +116,8 @@ def test_message_without_text_is_a_failed_call(content):
         (400, {"code": "billing_hard_limit_reached"}, QuotaError),
         (404, {"message": "The model `m` does not exist."}, ToolError),
         (401, {"message": "Incorrect API key"}, ToolError),
+        (403, {"message": "This key may not use this model"}, ToolError),
+        (403, {"metadata": {"reasons": ["violence"], "flagged_input": "how"}}, CallFailed),
         (400, {"message": "maximum context length is 4096 tokens"}, CallFailed),
         (429, {"message": "slow down"}, CallFailed),
     ],
