@@ -77,7 +77,7 @@ def check_packed(samples, batches):
     mask = np.concatenate([sample.loss_mask for sample in samples])
     sources = np.concatenate([batch.source for batch in batches])
     assert sorted(sources) == np.flatnonzero(mask).tolist()
-    needed = set()
+    needed, texts = set(), {}
     for row, batch in enumerate(batches):
         seen = visible_tokens(batch)
         assert sorted(set(batch.target_of.tolist())) == list(range(len(batch.target_ids)))
@@ -87,12 +87,11 @@ def check_packed(samples, batches):
             predictor = int(batch.predictors[target])
             assert seen[predictor] == [token for _, token in path]
             assert batch.position_ids[predictor] == len(path) - 1
-            text, own_graph = tuple(token for _, token in path), graph[int(source)]
+            own_graph, text = graph[int(source)], 0
             prompt = samples[own_graph].offsets[1]
-            needed |= {
-                ("row", row, text[:k]) if k <= prompt else ("graph", own_graph, text[:k])
-                for k in range(1, len(text) + 1)
-            }
+            for k, (_, token) in enumerate(path, start=1):
+                text = texts.setdefault((text, token), len(texts) + 1)  # that of k tokens
+                needed.add(("row", row, text) if k <= prompt else ("graph", own_graph, text))
     return len(needed)
 
 
