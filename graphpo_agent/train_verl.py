@@ -13,7 +13,6 @@ from graphpo_agent.atomic import replacing, write_atomically
 from graphpo_agent.build import build_expander, device_of, model_in_outline
 from graphpo_agent.config import RunConfig
 from graphpo_agent.engines.local.model import (
-    dropouts,
     model_config,
     model_without_weights,
     quantization,
@@ -31,6 +30,7 @@ from graphpo_agent.engines.verl.launch import (
 from graphpo_agent.engines.verl.nodes import named_paths
 from graphpo_agent.engines.verl.settings import (
     check_composed,
+    model_fields,
     verl_engine,
     verl_settings,
 )
@@ -215,7 +215,7 @@ def _composed(
     config: RunConfig,
     run: Path,
     resume: bool = False,
-    dropped: Sequence[str] = (),
+    fields: Mapping[str, Any] = {},
     serving: Mapping[str, Any] = {},
     left_out: Sequence[int] = (),
     largest_weight: int = 0,
@@ -230,7 +230,7 @@ def _composed(
         WORKER,
         text,
         resume,
-        dropped,
+        fields,
         serving,
         left_out,
         largest_weight,
@@ -273,12 +273,12 @@ def train_through_verl(
     engine, device = verl_engine(config), _device(config)
     gpus = engine.gpus_per_node if device == "cpu" else None
     model = config.model.path
-    dropped, serving = dropouts(stored_config(model)), model_arguments(model, device == "cpu")
+    fields, serving = model_fields(stored_config(model)), model_arguments(model, device == "cpu")
     largest = _largest_weight(model) if device == "cpu" else 0
     watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
     try:
         launch(
-            _composed(config, run.path, resume, dropped, serving, left_out, largest),
+            _composed(config, run.path, resume, fields, serving, left_out, largest),
             environment(device, engine.kv_cache_gib, engine.share_prefixes),
             engine.ray_address,
             gpus,

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from transformers import PretrainedConfig
+
 from graphpo_agent.build_method import build_method
 from graphpo_agent.config import RunConfig, VerlEngineConfig
 from graphpo_agent.config_methods import (
@@ -17,10 +19,18 @@ from graphpo_agent.config_methods import (
     TreeMethod,
 )
 from graphpo_agent.engines.local.adapter_files import under_adapters
+from graphpo_agent.engines.local.model import dropouts
 from graphpo_agent.engines.minibatches import num_minibatches
 from graphpo_agent.errors import ConfigError
 
-__all__ = ["advantage_terms", "check_composed", "check_settings", "verl_engine", "verl_settings"]
+__all__ = [
+    "advantage_terms",
+    "check_composed",
+    "check_settings",
+    "model_fields",
+    "verl_engine",
+    "verl_settings",
+]
 
 _NEVER = 1e9
 """A dual clip that never takes hold: verl's ratios end at exp(20) = 5e8."""
@@ -173,7 +183,7 @@ def verl_settings(
     worker: str,
     config_text: str,
     resume: bool = False,
-    dropouts: Sequence[str] = (),
+    fields: Mapping[str, Any] = {},
     serving: Mapping[str, Any] = {},
     left_out: Sequence[int] = (),
     largest_weight: int = 0,
@@ -187,8 +197,7 @@ def verl_settings(
         worker: ``module:function``, from the configuration's text to a ``GraphWorker``.
         config_text: the resolved configuration.
         resume: the run goes on; what it began with is not evaluated again.
-        dropouts: fields of the model's configuration to be 0: verl updates in training mode, and
-            what it drops would make the importance ratios noise.
+        fields: of the model's configuration; see ``model_fields``.
         serving: what vLLM is told of the model.
         left_out: places of the training tasks that are not drawn.
         largest_weight: bytes of the model's largest one; of a CPU's run.
@@ -199,7 +208,8 @@ def verl_settings(
         settings |= _SHARING
     elif not _has_flash_attention():
         settings |= _PLAIN_ATTENTION
-    settings |= {f"+actor_rollout_ref.model.override_config.{name}": 0.0 for name in dropouts}
+    override = "+actor_rollout_ref.model.override_config"
+    settings |= {f"{override}.{name}": value for name, value in fields.items()}
     vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
     settings |= {f"{vllm}.{name}": value for name, value in serving.items()}
     settings["+data.left_out"] = list(left_out)
@@ -223,6 +233,20 @@ def verl_settings(
         "shares_prefixes": verl_engine(config).share_prefixes,
     }
     return settings | {"+graphpo": own}
+
+
+def model_fields(stored: PretrainedConfig) -> dict[str, Any]:
+    """The fields of a model's configuration with which verl trains what the local engine does.
+
+    verl updates in training mode, and what is dropped then would make the importance ratios noise.
+    It names the tokenizer's padding token, or the token that ends a turn where there is none, as
+    the model's, which would not train that token's embedding.
+
+    Args:
+        stored: the model's configuration.
+    """
+    padding = getattr(stored, "pad_token_id", None)
+    return dict.fromkeys(dropouts(stored), 0.0) | {"pad_token_id": padding}
 
 
 def _has_flash_attention() -> bool:

@@ -14,12 +14,13 @@ from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config, read_yaml
 from graphpo_agent.data.tasks import load_tasks
-from graphpo_agent.engines.local.model import dropouts
+from graphpo_agent.engines.local.model import stored_config
 from graphpo_agent.engines.verl.nodes import named_paths
-from graphpo_agent.engines.verl.settings import check_settings, verl_settings
+from graphpo_agent.engines.verl.settings import check_settings, model_fields, verl_settings
 from graphpo_agent.engines.verl.worker import task_from_line
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.train_verl import _composed, prepare_verl
+from tests.engines.tiny import save_tokenizer
 from tests.worlds import ROOT, run_arguments
 
 REACH = ROOT / "configs/toy/reach.yaml"
@@ -157,14 +158,18 @@ def test_settings_say_the_same_in_verls_words(tmp_path: Path) -> None:
     assert verl_settings(run, tmp_path, "cuda", "a:b", "text", resume=True) == settings | {
         "trainer.val_before_train": False
     }
-    dropped = dropouts(GPT2Config())
-    assert {"attn_pdrop", "embd_pdrop", "resid_pdrop"} <= set(dropped) and not dropouts(
-        Qwen2Config()
-    )
+    dropped = model_fields(GPT2Config(pad_token_id=7))
+    assert {
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "pad_token_id": 7,
+    }.items() <= (dropped.items())
+    assert model_fields(Qwen2Config()) == {"pad_token_id": None}
     override = "+actor_rollout_ref.model.override_config"
-    assert verl_settings(
-        run, tmp_path, "cuda", "a:b", "text", dropouts=dropped
-    ) == settings | dict.fromkeys((f"{override}.{name}" for name in dropped), 0.0)
+    assert verl_settings(run, tmp_path, "cuda", "a:b", "text", fields=dropped) == settings | {
+        f"{override}.{name}": value for name, value in dropped.items()
+    }
     assert settings["trainer.default_local_dir"] == str(tmp_path / "checkpoints")
     own = settings["+graphpo"]
     assert (own["minibatch_graphs"], own["terms"], own["kl"]) == (4, 1, 0.01)
@@ -253,6 +258,23 @@ def with_long_tasks(reach: Path, place: Path) -> Path:
     rows = [*rows[:1], long[0], *rows[1:], long[1]]
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return train
+
+
+@pytest.mark.verl
+def test_the_padding_tokens_embedding_is_trained_as_the_local_engine_trains_it(
+    tmp_path: Path,
+) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+
+    model = tmp_path / "model"
+    save_tokenizer(model)
+    for own in (None, 5):
+        Qwen2Config(pad_token_id=own, architectures=["Qwen2ForCausalLM"]).save_pretrained(model)
+        run, fields = config(f"model.path={model}"), model_fields(stored_config(str(model)))
+        part = _composed(run, tmp_path, fields=fields).actor_rollout_ref.model
+        made = omega_conf_to_dataclass(part)
+        assert made.hf_config.pad_token_id == own
+        assert made.tokenizer.pad_token_id not in (None, own)
 
 
 @pytest.mark.verl
