@@ -28,12 +28,8 @@ from graphpo_agent.engines.verl.launch import (
     validate,
 )
 from graphpo_agent.engines.verl.nodes import named_paths
-from graphpo_agent.engines.verl.settings import (
-    check_composed,
-    model_fields,
-    verl_engine,
-    verl_settings,
-)
+from graphpo_agent.engines.verl.overrides import check_composed
+from graphpo_agent.engines.verl.settings import model_fields, verl_engine, verl_settings
 from graphpo_agent.engines.vllm_start import check_cpu_kernels, model_arguments
 from graphpo_agent.errors import ConfigError, ModelError, RunError, first_line
 from graphpo_agent.graph.step_id import split_step_id

@@ -21,11 +21,11 @@ from graphpo_agent.config_methods import (
 from graphpo_agent.engines.local.adapter_files import under_adapters
 from graphpo_agent.engines.local.model import dropouts
 from graphpo_agent.engines.minibatches import num_minibatches
+from graphpo_agent.engines.verl.overrides import check_overrides
 from graphpo_agent.errors import ConfigError
 
 __all__ = [
     "advantage_terms",
-    "check_composed",
     "check_settings",
     "model_fields",
     "verl_engine",
@@ -80,6 +80,8 @@ def check_settings(config: RunConfig) -> None:
         "model.lora with engine.share_prefixes=false: adapters are our engine's, set it to true": (
             lora is not None and not engine.share_prefixes
         ),
+        "verl cannot divide an embedding with adapters: leave embed_tokens out of "
+        "model.lora.target_modules": _adapts_embeddings(config),
         "verl takes whole numbers alone as model.lora.alpha": (
             lora is not None and lora.alpha % 1 != 0
         ),
@@ -111,55 +113,13 @@ def check_settings(config: RunConfig) -> None:
     for reason, refused in refusals.items():
         if refused:
             raise ConfigError(f"engine.kind verl: {reason}")
+    check_overrides(engine.overrides)
 
 
-def check_composed(composed: Any) -> None:
-    """Check what overrides have made of verl's whole configuration.
-
-    Args:
-        composed: see ``launch.compose``.
-
-    Raises:
-        ConfigError: one asks for what only verl's own engine does, where ours is to update, or
-            gives what is ours a value that it cannot have.
-    """
-    own = composed.graphpo
-    if own is None:
-        raise ConfigError("engine.overrides: graphpo holds settings of the run; leave it out")
-    seconds = own.sync_seconds
-    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ConfigError(
-            f"engine.overrides: graphpo.sync_seconds={seconds}: want a number of seconds above 0"
-        )
-    part = composed.actor_rollout_ref
-    parallel = {
-        "actor.ulysses_sequence_parallel_size": part.actor.ulysses_sequence_parallel_size,
-        "actor.fsdp_config.ulysses_sequence_parallel_size": (
-            part.actor.fsdp_config.ulysses_sequence_parallel_size
-        ),
-    }
-    if own.shares_prefixes:
-        _check_sharing(part, parallel)
-    attention = part.model.override_config.get("attn_implementation", "flash_attention_2")
-    for name, size in parallel.items():
-        if size > 1 and not attention.startswith("flash"):  # each rank would see its own part only
-            raise ConfigError(
-                f"engine.overrides: actor_rollout_ref.{name}={size} needs flash attention, and "
-                f"attention is {attention} here; leave it out"
-            )
-
-
-def _check_sharing(part: Any, parallel: Mapping[str, int]) -> None:
-    for name, value, wanted in (
-        ("actor.strategy", part.actor.strategy, "fsdp2"),
-        *((name, size, 1) for name, size in parallel.items()),
-        ("model.use_fused_kernels", part.model.use_fused_kernels, False),
-    ):
-        if value != wanted:
-            raise ConfigError(
-                f"engine.overrides: with actor_rollout_ref.{name}={value} rows cannot share their "
-                "prefixes; leave it out, or set engine.share_prefixes=false"
-            )
+def _adapts_embeddings(config: RunConfig) -> bool:
+    lora = config.model.lora
+    names = () if lora is None else lora.target_modules or ()
+    return any(name.rpartition(".")[2] == "embed_tokens" for name in names)
 
 
 def _loads_scorer(method: MethodConfig) -> bool:

@@ -7,7 +7,8 @@ import pytest
 
 from graphpo_agent.cli import main
 from graphpo_agent.engines.verl import settings as verl_words
-from graphpo_agent.engines.verl.settings import verl_settings
+from graphpo_agent.engines.verl.settings import check_settings, verl_settings
+from graphpo_agent.errors import ConfigError
 from tests.engines.verl.test_settings import SEARCH, config
 
 
@@ -17,7 +18,6 @@ from tests.engines.verl.test_settings import SEARCH, config
     [
         "actor_rollout_ref.actor=null",
         "actor_rollout_ref.actor.fsdp_config=null",
-        "graphpo=null",
         "+=3",
         "+actor_rollout_ref.actor.optim.momentum=0.9",
         "actor_rollout_ref.actor.loss_agg_mode=sum",
@@ -47,6 +47,30 @@ def test_a_setting_that_verl_does_not_know_is_one_line(
     assert main(["train", str(SEARCH), overrides, "--dry-run"]) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", "set update.entropy_coefficient"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "leave it out"),
+        ("actor_rollout_ref.actor.shuffle=true", "leave it out"),
+        ("actor_rollout_ref.rollout.n=2", "set method"),
+        ("actor_rollout_ref.rollout.temperature=0.5", "set sampling.temperature"),
+        ("+algorithm.filter_groups.enable=true", "set method and update"),
+        ("data.train_batch_size=3", "set train.prompts_per_step"),
+        ("trainer.total_training_steps=7", "set train.steps"),
+        ("graphpo=null", "leave it out"),
+        ("graphpo.terms=2", "leave it out"),
+    ],
+)
+def test_what_the_runs_own_settings_decide_is_not_overridden(override: str, instead: str) -> None:
+    name = override.lstrip("+").partition("=")[0]
+    with pytest.raises(ConfigError) as refusal:
+        check_settings(config(f"engine.overrides={json.dumps([override])}"))
+    assert str(refusal.value) == (
+        f"engine.overrides: {name} is not verl's to decide here: {instead}"
+    )
 
 
 @pytest.mark.verl

@@ -62,6 +62,7 @@ def test_verl_does_not_start_from_adapters(tmp_path: Path) -> None:
         (["train.token_budget=1000"], "no train.token_budget"),
         (["model.lora={rank: 4}", "engine.share_prefixes=false"], "set it to true"),
         (["model.lora={rank: 4, alpha: 6.5}"], "whole numbers alone as model.lora.alpha"),
+        (["model.lora={target_modules: [q_proj, embed_tokens]}"], "leave embed_tokens out"),
         (["model.dtype=float64"], "model.autocast"),
         (
             ["update.old_logprobs=rollout", "sampling.top_p=0.9"],
