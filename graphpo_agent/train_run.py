@@ -153,9 +153,11 @@ def _verl_run(
 
     with _begun(config, path, resume is not None, console) as run:
         keep_tasks(run, tasks.train, resume is not None)
-        if resume is not None:
-            rewind_logs(run)
-        train_through_verl(config, run, console, resume is not None, going, tasks.left_out)
+        step = 0 if resume is None else rewind_logs(run)
+        if step < (config.train.steps or 0):
+            train_through_verl(config, run, console, resume is not None, going, tasks.left_out)
+        else:
+            console.note(f"complete after step {step}; more train.steps go on")
     return _finished(run, config, after=None, model=None)
 
 

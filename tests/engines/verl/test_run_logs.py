@@ -20,9 +20,9 @@ from graphpo_agent.methods.method import credits_of
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.rollout.tally import Tally, credit_tally, rollout_tally
 from graphpo_agent.train_verl import keep_tasks, rewind_logs
-from tests.engines.verl.test_settings import config
+from tests.engines.verl.test_settings import ENGINE, config
 from tests.rollout.test_grow import grow
-from tests.worlds import files_of_at_most
+from tests.worlds import files_of_at_most, run_arguments
 
 
 def test_metrics_have_our_names_where_they_mean_the_same() -> None:
@@ -157,6 +157,26 @@ def test_a_run_without_a_checkpoint_or_with_a_foreign_log_is_refused(tmp_path: P
         with pytest.raises(RunError, match=r"graphs\.jsonl: not a log of a run"):
             rewind_logs(run)
         assert logged_steps(run) == [0, 1, 2, 3]
+
+
+@pytest.mark.verl
+def test_a_run_that_is_complete_says_so_and_starts_nothing(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    name, *changes = run_arguments(reach, path, ENGINE, "train.steps=3", "train.max_resample=0")
+    begun = load_config(RunConfig, name, changes)
+    run = RunDirectory.create(path, dump_config(begun), 0, ["graphpo"])
+    log = RunLog(path, steps=3)
+    for step in range(4):
+        log.log({"reward/mean": 0.5}, step)
+    checkpoint(run, 3)
+    run.verl_newest_path.write_text("3")
+    for fewer in ([], ["train.steps=2"]):
+        assert main(["train", "--resume", str(path), *fewer]) == 0
+        assert "complete after step 3;" in capsys.readouterr().out
+    assert logged_steps(run) == [0, 1, 2, 3]
+    assert load_config(RunConfig, run.config_path) == begun
 
 
 @pytest.mark.parametrize(
