@@ -318,7 +318,7 @@ def _reason(error: Exception) -> GraphPOError:
     cause = cause_of(error)
     if isinstance(cause, GraphPOError):
         return cause
-    where = ("full_key:", "object_type=")  # what hydra says last
+    where = ("full_key:", "object_type=", "For further information")  # hydra's and pydantic's last
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(where)]
     said = lines[-1] if lines else type(error).__name__

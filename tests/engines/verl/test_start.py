@@ -63,6 +63,10 @@ def test_what_ended_a_process_is_its_own_line_or_the_last_one() -> None:
     assert str(_reason(outer)) == "no such model" and isinstance(_reason(outer), ConfigError)
     traced = RuntimeError("Traceback:\n  File x\nKeyError: 'a'\nfull_key: a.b\nobject_type=dict\n")
     assert "a process of verl ended: KeyError: 'a' (set GRAPHPO_RAY_LOG=1" in str(_reason(traced))
+    lines = ["1 validation error for VllmConfig", "  Value error, 2 heads [type=value_error]"]
+    lines.append("    For further information visit https://errors.pydantic.dev/2/v/value_error")
+    refused = RuntimeError("\n".join(lines))
+    assert "verl ended: Value error, 2 heads [type=value_error] (set" in str(_reason(refused))
     assert "a process of verl ended: ValueError (set" in str(_reason(ValueError()))
 
 
