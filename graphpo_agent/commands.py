@@ -23,7 +23,7 @@ from graphpo_agent.engines.local.model import model_config
 from graphpo_agent.engines.local.reach import told_reach
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
 from graphpo_agent.evals.heldout import Evaluation, Judged, by_level, measured, sample
-from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts
+from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts, counted_in
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
 from graphpo_agent.partial_output import output_name, partial_output
@@ -33,7 +33,7 @@ from graphpo_agent.report.numbers import duration
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.task_bar import TaskBar
 from graphpo_agent.rollout.counts import counts_of
-from graphpo_agent.rollout.graph_file import GraphFile
+from graphpo_agent.rollout.graph_file import GraphFile, outages_in
 from graphpo_agent.rollout.grow import Rollout, batches
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.tally import Tally, rollout_tally
@@ -189,7 +189,7 @@ def rollout(
     named = output_name("rollout", config, _NOT_GROWN, files, count=count)
     seed, budget = (config.seed, "rollout"), build_budget(config.budget)
     tally = Tally()
-    with partial_output(Path(out), named, GraphFile.LARGE) as partial:
+    with partial_output(Path(out), named, outages_in) as partial:
         graphs = GraphFile(partial, tasks)
         missing = graphs.missing
         with _bar(len(tasks), len(missing), "graph", out) as bar:
@@ -275,7 +275,7 @@ def evaluate_policy(
         if out is not None:
             flags = {"samples": samples, "greedy": greedy}
             name = output_name("eval", config, _NOT_EVALUATED, {"tasks": [Path(path)]}, **flags)
-            partial = stack.enter_context(partial_output(Path(out), name))
+            partial = stack.enter_context(partial_output(Path(out), name, counted_in))
             transcripts = TranscriptFile(partial, tasks)
         missing, met = transcripts.missing, transcripts.outages
         with _bar(len(tasks), len(missing), "task", out) as bar:

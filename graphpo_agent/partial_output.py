@@ -3,10 +3,10 @@
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.data.jsonl import append_line, checked_row, parse_json
@@ -16,7 +16,11 @@ from graphpo_agent.locks import file_lock
 __all__ = ["PartialOutput", "check_name", "output_name", "partial_output", "partial_path"]
 
 
-class PartialOutput:
+Row = dict[str, Any]
+K = TypeVar("K")
+
+
+class PartialOutput(Generic[K]):
     """What is finished of an output, in ``<path>.partial``, one JSON line per task.
 
     Its first line says what decides the output.
@@ -24,30 +28,28 @@ class PartialOutput:
     Attributes:
         output: where the whole of it belongs.
         path: where it is until then.
-        rows: what an interruption left, by task; the latest where one was done again. What is
-            large of them is on disk only.
+        kept: of what an interruption left, by task; of the latest where one was done again.
     """
 
-    def __init__(self, output: Path, name: Mapping[str, Any], large: str | None = None) -> None:
+    def __init__(self, output: Path, name: Mapping[str, Any], keep: Callable[[Row], K]) -> None:
         """Begin, or go on with what an interruption left; see ``partial_output``."""
         self.output = output
         self.path = partial_path(output)
-        self.rows: dict[str, dict[str, Any]] = {}
-        self._large = large
+        self.kept: dict[str, K] = {}
         self._places: dict[str, int] = {}
         name = json.loads(json.dumps(name))
         lines = self._lines()
         _, whole, begun = next(lines, (0, 0, {}))
         for place, end, row in lines:
+            if not self.kept:
+                check_name(self.path, begun, name)
             self._places[row["task"]], whole = place, end
-            self.rows[row["task"]] = {key: row[key] for key in row if key != large}
-        if self.rows:
-            check_name(self.path, begun, name)
-        os.truncate(self.path, whole if self.rows else 0)
-        if not self.rows:
+            self.kept[row["task"]] = keep(row)
+        os.truncate(self.path, whole if self.kept else 0)
+        if not self.kept:
             append_line(self.path, json.dumps(name))
 
-    def _lines(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    def _lines(self) -> Iterator[tuple[int, int, Row]]:
         """The bytes at which each whole line begins and has ended, and what it holds."""
         place = 0
         try:
@@ -70,21 +72,21 @@ class PartialOutput:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False)
         self._places[row["task"]] = append_line(self.path, line)
 
-    def read(self, task: str) -> Any:
-        """What is large of what is finished of a task, from disk.
+    def read(self, task: str) -> Row:
+        """What was added of a task, from disk.
 
         Raises:
             OSError: it cannot be read.
         """
         with self.path.open("rb") as file:
             file.seek(self._places[task])
-            return json.loads(file.readline())[self._large]
+            return json.loads(file.readline())
 
 
 @contextmanager
 def partial_output(
-    output: Path, name: Mapping[str, Any], large: str | None = None
-) -> Iterator[PartialOutput]:
+    output: Path, name: Mapping[str, Any], keep: Callable[[Row], K]
+) -> Iterator[PartialOutput[K]]:
     """Begin an output, or go on with what an interruption left of it.
 
     It is removed where the ``with`` block succeeds, which then has written the whole.
@@ -92,7 +94,7 @@ def partial_output(
     Args:
         output: the file.
         name: what decides it, as JSON; with another the finished tasks would not be its own.
-        large: what of a row is not to be held in memory.
+        keep: what of a row is held in memory.
 
     Raises:
         ConfigError: what is there is of another name, or another process is writing it.
@@ -105,7 +107,7 @@ def partial_output(
             stack.enter_context(file_lock(path, busy))
         except OSError as error:
             raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-        yield PartialOutput(output, name, large)
+        yield PartialOutput(output, name, keep)
         path.unlink(missing_ok=True)
 
 

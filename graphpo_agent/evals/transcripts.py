@@ -1,6 +1,6 @@
 """The transcripts of an evaluation, kept by task: an interruption costs those being sampled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphpo_agent.data.jsonl import write_rows
@@ -11,7 +11,10 @@ from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
 
-__all__ = ["TranscriptFile", "Transcripts"]
+__all__ = ["TranscriptFile", "Transcripts", "counted_in"]
+
+_Rows = list[dict[str, Any]]
+_COUNTED = ("reward", "outages", "tool_calls", "generated_tokens", "edges")
 
 
 class Transcripts:
@@ -26,7 +29,7 @@ class Transcripts:
     def __init__(self, tasks: Sequence[Task]) -> None:
         """Args: all tasks."""
         self._tasks = {task.id: task for task in tasks}
-        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._rows: dict[str, _Rows] = {}  # what is counted of them
 
     @property
     def missing(self) -> list[Task]:
@@ -49,8 +52,13 @@ class Transcripts:
         return Outages(len(rows), tool_calls=sum(row["tool_calls"] for row in rows))
 
     def add(self, rollout: Rollout, expander: Expander) -> None:
-        """Keep the trajectories of a task."""
-        self._rows[rollout.task.id] = _rows(rollout, expander)
+        """Count the trajectories of a task."""
+        row = {"task": rollout.task.id, "rows": _rows(rollout, expander)}
+        self._write(row)
+        self._rows[rollout.task.id] = counted_in(row)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        """They are kept nowhere."""
 
     def complete(self) -> None:
         """All tasks are there."""
@@ -63,29 +71,26 @@ class TranscriptFile(Transcripts):
     outage.
     """
 
-    def __init__(self, partial: PartialOutput, tasks: Sequence[Task]) -> None:
+    def __init__(self, partial: PartialOutput[_Rows], tasks: Sequence[Task]) -> None:
         """Begin, or go on with what an interrupted evaluation left.
 
         Args:
-            partial: of this evaluation.
+            partial: of this evaluation; it keeps ``counted_in``.
             tasks: all of them.
         """
         super().__init__(tasks)
         self._partial = partial
-        for task, kept in partial.rows.items():
-            rows = kept["rows"]
+        for task, rows in partial.kept.items():
             if all(row["reward"] is not None and not row["outages"] for row in rows):
                 self._rows[task] = rows
 
-    def add(self, rollout: Rollout, expander: Expander) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         """Keep the trajectories of a task.
 
         Raises:
             OSError: they cannot be written; names the file.
         """
-        super().add(rollout, expander)
-        task = rollout.task.id
-        self._partial.add({"task": task, "rows": self._rows[task]})
+        self._partial.add(row)
 
     def complete(self) -> None:
         """Write all rows, in the order of the tasks.
@@ -93,13 +98,18 @@ class TranscriptFile(Transcripts):
         Raises:
             DataError: they cannot be written.
         """
-        rows = (row for task in self._tasks for row in self._rows[task])
+        rows = (row for task in self._tasks for row in self._partial.read(task)["rows"])
         write_rows(self._partial.output, rows)
 
 
-def _rows(rollout: Rollout, expander: Expander) -> list[dict[str, Any]]:
+def counted_in(row: Mapping[str, Any]) -> _Rows:
+    """Of the trajectories of a task, as ``TranscriptFile`` keeps them, what is held in memory."""
+    return [{name: each[name] for name in _COUNTED} for each in row["rows"]]
+
+
+def _rows(rollout: Rollout, expander: Expander) -> _Rows:
     task = rollout.task
-    rows: list[dict[str, Any]] = []
+    rows: _Rows = []
     for (leaf, reward), judged in zip(leaves(rollout), judged_paths([rollout]), strict=True):
         state = rollout.states[leaf]
         outcome = expander.outcome(state)

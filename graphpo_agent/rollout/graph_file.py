@@ -1,7 +1,8 @@
 """The graphs of ``graphpo rollout``, kept as soon as each is finished."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.graph.jsonl import graph_to_json
@@ -11,29 +12,26 @@ from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import Outages, outages_of
 from graphpo_agent.types import Task
 
-__all__ = ["GraphFile"]
+__all__ = ["GraphFile", "outages_in"]
 
 
 class GraphFile:
     """One graph per task; the next rollout of that name goes on with those that met no outage."""
 
-    LARGE = "graph"
-    """What of a row ``partial_output`` is to leave on disk."""
-
-    def __init__(self, partial: PartialOutput, tasks: Sequence[Task]) -> None:
+    def __init__(self, partial: PartialOutput[Outages], tasks: Sequence[Task]) -> None:
         """Begin, or go on with what an interrupted rollout left.
 
         Args:
-            partial: of this rollout.
+            partial: of this rollout; it keeps ``outages_in``.
             tasks: all of them.
         """
         self._partial = partial
         self._tasks = tasks
-        self._outages: dict[str, Outages] = {}
-        for task, row in partial.rows.items():
-            met = Outages(**row["outages"])
-            if not met.left_out and not met.failed_calls:
-                self._outages[task] = met
+        self._outages = {
+            task: met
+            for task, met in partial.kept.items()
+            if not met.left_out and not met.failed_calls
+        }
 
     @property
     def missing(self) -> list[Task]:
@@ -53,7 +51,7 @@ class GraphFile:
         """
         met, task = outages_of([rollout], tokenizer.decode), rollout.task.id
         graph = graph_to_json(rollout.graph, rollout.classes)
-        self._partial.add({"task": task, "outages": asdict(met), self.LARGE: graph})
+        self._partial.add({"task": task, "outages": asdict(met), "graph": graph})
         self._outages[task] = met
 
     def complete(self) -> None:
@@ -62,5 +60,10 @@ class GraphFile:
         Raises:
             OSError: they cannot be written; names the file.
         """
-        lines = (f"{self._partial.read(task.id)}\n".encode() for task in self._tasks)
-        write_atomically(self._partial.output, lines)
+        graphs = (self._partial.read(task.id)["graph"] for task in self._tasks)
+        write_atomically(self._partial.output, (f"{graph}\n".encode() for graph in graphs))
+
+
+def outages_in(row: Mapping[str, Any]) -> Outages:
+    """Those of a graph as ``GraphFile`` adds it."""
+    return Outages(**row["outages"])

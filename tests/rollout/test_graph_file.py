@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from graphpo_agent.cli import main
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.partial_output import PartialOutput, partial_output, partial_path
 from graphpo_agent.protocols import Tokenizer
-from graphpo_agent.rollout.graph_file import GraphFile
+from graphpo_agent.rollout.graph_file import GraphFile, outages_in
 from graphpo_agent.rollout.grow import Rollout
 from graphpo_agent.rollout.outages import Outages
 from graphpo_agent.types import Task
@@ -37,26 +38,38 @@ def kill(command: list[str], out: Path) -> list[str]:
 def test_half_a_line_that_a_kill_left_spoils_nothing_behind_it(tmp_path: Path) -> None:
     out, name = tmp_path / "graphs.jsonl", {"verb": "rollout"}
     for task in ("a", "b"):
-        with pytest.raises(KeyboardInterrupt), partial_output(out, name) as partial:
+        with pytest.raises(KeyboardInterrupt), partial_output(out, name, len) as partial:
             partial.add({"task": task})
             with partial.path.open("a") as file:
                 file.write('{"task": "ha')
             raise KeyboardInterrupt
-    with partial_output(out, name) as partial:
-        assert list(partial.rows) == ["a", "b"]
+    with partial_output(out, name, len) as partial:
+        assert list(partial.kept) == ["a", "b"]
 
 
-def test_what_is_large_is_read_from_disk_as_it_was_last_kept(tmp_path: Path) -> None:
-    out, kept = tmp_path / "out", {"a": "ä" * 9, "b": [1, {"c": None}]}
-    with pytest.raises(KeyboardInterrupt), partial_output(out, {}, "large") as partial:
-        for task in ("a", "b"):
-            partial.add({"task": task, "large": "old", "small": 1})
-        partial.add({"task": "a", "large": kept["a"], "small": 2})
+def test_what_was_added_last_is_read_from_disk(tmp_path: Path) -> None:
+    out, old = tmp_path / "out", {"task": "a", "value": "old"}
+    a, b = {"task": "a", "value": "ä" * 9}, {"task": "b", "value": [1, {"c": None}]}
+    with pytest.raises(KeyboardInterrupt), partial_output(out, {}, len) as partial:
+        for row in (old, old | {"task": "b"}, a):
+            partial.add(row)
         raise KeyboardInterrupt
-    with partial_output(out, {}, "large") as partial:
-        assert partial.rows == {task: {"task": task, "small": 2 - (task == "b")} for task in kept}
-        partial.add({"task": "b", "large": kept["b"]})
-        assert {task: partial.read(task) for task in kept} == kept
+    with partial_output(out, {}, lambda row: len(row["value"])) as partial:
+        assert partial.kept == {"a": 9, "b": 3}
+        partial.add(b)
+        assert [partial.read("a"), partial.read("b")] == [a, b]
+
+
+def test_what_another_command_left_is_not_read(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), partial_output(out, {"verb": "eval"}, len) as partial:
+        partial.add({"task": "a", "rows": []})
+        raise KeyboardInterrupt
+    with (
+        pytest.raises(ConfigError, match="interrupted command with other verb: remove it"),
+        partial_output(out, {"verb": "rollout"}, outages_in),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("scoring", [False, True])
@@ -168,7 +181,7 @@ def test_a_graph_that_met_an_outage_is_not_kept(
     out, tasks = tmp_path / "graphs.jsonl", [Task("a", "?", ()), Task("b", "?", ())]
     row = {"task": "a", "outages": asdict(Outages(**met)), "graph": "{}"}
     partial_path(out).touch()
-    PartialOutput(out, {"seed": 0}, GraphFile.LARGE).add(row)
-    file = GraphFile(PartialOutput(out, {"seed": 0}, GraphFile.LARGE), tasks)
+    PartialOutput(out, {"seed": 0}, outages_in).add(row)
+    file = GraphFile(PartialOutput(out, {"seed": 0}, outages_in), tasks)
     assert [task.id for task in file.missing] == (["b"] if kept else ["a", "b"])
     assert file.outages == (Outages(**met) if kept else Outages())
