@@ -3,11 +3,13 @@
 Imported by verl's processes only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import SystemRandom
 from statistics import fmean
 from typing import Any
 
@@ -18,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
@@ -33,11 +36,13 @@ from graphpo_agent.errors import RunError
 from graphpo_agent.net.workers import Workers
 from graphpo_agent.rollout.outages import Outages
 
-__all__ = ["TRAINER", "GraphTrainer"]
+__all__ = ["TRAINER", "GraphTrainer", "meeting_apart"]
 
 TRAINER = "graphpo"
 _POLL_SECONDS = 0.05
 _PARTITION = "train"
+_MEETING_PORTS = 20_000, 32_768
+"""Between Ray's and those of connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,22 @@ class _Update:
 
 
 _NOTHING = _Update(0, 0, {}, 0)
+
+
+@contextmanager
+def meeting_apart() -> Iterator[None]:
+    """Worker groups that are made in the ``with`` block meet at a port of their own.
+
+    verl would take one of those that Linux gives to connections, and while the workers start
+    another process may be given the same.
+    """
+    maker: Any = trainer_base
+    group, first = maker.RayWorkerGroup, SystemRandom().randrange(*_MEETING_PORTS)
+    maker.RayWorkerGroup = partial(group, master_port_range=[first, _MEETING_PORTS[1]])
+    try:
+        yield
+    finally:
+        maker.RayWorkerGroup = group
 
 
 @register_trainer(TRAINER)
@@ -89,7 +110,8 @@ class GraphTrainer(PPOTrainerSync):
         self._tracking = tracking
 
     def _setup(self) -> None:
-        super()._setup()
+        with meeting_apart():
+            super()._setup()
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         self._terms = [advantage_field(term) for term in range(self._own.terms)]
         terms = LossTerms(("advantages", *self._terms[1:]), self._own.kl, self._own.entropy)

@@ -1,6 +1,7 @@
 """The trainer's own steps, without verl's processes."""
 
 import math
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -37,6 +38,23 @@ def test_weights_that_no_server_takes_end_the_run() -> None:
     with pytest.raises(RunError, match=r"^step 3: a vLLM server did not take the new weights"):
         GraphTrainer._in_time(waiting, lambda: time.sleep(30))
     assert time.monotonic() - began < 10
+
+
+def test_workers_meet_where_no_connection_is_made() -> None:
+    from verl.single_controller.ray import base
+    from verl.trainer.ppo.v1 import trainer_base
+
+    from graphpo_agent.engines.verl.trainer import meeting_apart
+
+    maker: Any = trainer_base
+    with meeting_apart():
+        made = maker.RayWorkerGroup
+    assert made.func is maker.RayWorkerGroup is base.RayWorkerGroup
+    ports = made.keywords["master_port_range"]
+    with socket.socket() as taken:
+        taken.bind(("", ports[0]))
+        _, port = base.get_master_addr_port._function(ports)
+    assert 20_000 <= ports[0] < int(port) < 32_768
 
 
 @pytest.mark.parametrize(("parts", "ranks"), [([0, 1], 2), ([0, 0, 1, 1], 2), ([0, 0], 1)])
