@@ -134,7 +134,7 @@ def test_a_second_evaluation_at_once_is_told(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "t.jsonl"
-    with partial_output(out, {}) as partial:
+    with partial_output(out, {}, len) as partial:
         assert main(arguments(reach, out)) == 2
         assert f"another process writes {out}" in capsys.readouterr().err
         partial.add({"task": "a"})
