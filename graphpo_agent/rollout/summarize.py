@@ -6,7 +6,7 @@ there: two routes to one state could not merge otherwise.
 
 import json
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Scheduler
@@ -96,12 +96,20 @@ class PolicySummary:
 
     The request is appended to the path's own context, so no prefix is computed twice, and the
     summary is sampled greedily; the path's context stays as it was. The root's summary is of the
-    prompt alone. A path whose context has no room for request and summary gets no description.
+    prompt alone. A path gets no description and is similar to nothing where its context has no
+    room for request and summary (the first words alone may be those of any state), and where the
+    policy writes nothing.
     """
 
     def __init__(self, *, max_summary_tokens: int, request: str = SUMMARY_REQUEST) -> None:
         self._max_summary_tokens = max_summary_tokens
         self._request = request
+        self._failed = 0
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """States without a description so far."""
+        return {"summary/failed": self._failed}
 
     async def describe(
         self, scheduler: Scheduler, states: Sequence[PathState]
@@ -124,5 +132,9 @@ class PolicySummary:
         descriptions = [StateDescription()] * len(states)
         for i, completion in zip(fitting, completions, strict=True):
             text = policy.tokenizer.decode(completion.token_ids).strip()
-            descriptions[i] = StateDescription(text=text, summary_tokens=len(completion.token_ids))
+            cut = completion.finish_reason == "length" and rooms[i] < self._max_summary_tokens
+            descriptions[i] = StateDescription(
+                text=None if cut or not text else text, summary_tokens=len(completion.token_ids)
+            )
+        self._failed += sum(description.text is None for description in descriptions)
         return descriptions

@@ -120,12 +120,24 @@ def test_policy_summary_is_cut_at_its_limit():
     ]
 
 
-def test_path_without_room_for_a_summary_has_no_description():
+def test_a_summary_that_the_context_cuts_is_no_description():
     request = "Sum up:"
-    context_limit = 2 + len(request) + 3
-    policy = ScriptedPolicy(lambda context, seed: bytes_of("known: 1234"), context_limit)
-    states = [state_of(), state_of(token_ids=range(1, 6)), state_of(token_ids=range(1, 5))]
+    context_limit = 2 + len(request) + len("known: 1") + 1
+
+    def script(context, seed):
+        return (*b"known: %d" % len(context[: -len(request)]), EOS)
+
+    policy = ScriptedPolicy(script, context_limit)
+    states = [state_of(token_ids=range(1, 1 + length)) for length in (2, 3, 10, 11, 30)]
     describer = PolicySummary(max_summary_tokens=30, request=request)
     described = describe(describer, policy, states)
-    assert [one.text for one in described] == ["kno", None, "k"]
-    assert [one.summary_tokens for one in described] == [3, 0, 1]
+    assert [one.text for one in described] == ["known: 2", None, None, None, None]
+    assert [one.summary_tokens for one in described] == [9, 8, 1, 0, 0]
+    assert describer.counts == {"summary/failed": 4}
+
+
+def test_a_policy_that_writes_nothing_gives_no_description():
+    policy = ScriptedPolicy(lambda context, seed: (*b" \n", EOS))
+    describer = PolicySummary(max_summary_tokens=30)
+    assert describe(describer, policy, [state_of()]) == [StateDescription(summary_tokens=3)]
+    assert describer.counts == {"summary/failed": 1}
