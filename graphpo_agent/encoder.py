@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModel
 
-from graphpo_agent.errors import ModelError
+from graphpo_agent.errors import ModelError, first_line
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.plain_text import plain_text
 from graphpo_agent.pretrained import load_pretrained, most_tokens
@@ -55,8 +55,8 @@ class EncoderEmbedder:
             device: where the encoder runs.
 
         Raises:
-            ModelError: there is no usable model or tokenizer at ``model``, no such pooling or no
-                such device.
+            ModelError: there is no usable model or tokenizer at ``model``, it needs more than a
+                text's tokens (T5), no such pooling or no such device.
             ToolError: a size that is no whole number of at least 1.
         """
         if pooling not in get_args(Pooling):
@@ -73,7 +73,13 @@ class EncoderEmbedder:
         self._batch_size = batch_size
         self._max_tokens = min(max_tokens, most_tokens(self._tokenizer, self._model))
         self._device = device
-        self._encode("")  # tells the tokenizer where to cut, which it takes from one thread only
+        try:  # also tells the tokenizer where to cut, which it takes from one thread only
+            self.embed(["a"])
+        except Exception as error:  # of no narrower kind: each architecture has its own
+            raise ModelError(
+                f"encoder {model} embeds no text: {first_line(error)}; name an encoder alone, or a "
+                "decoder alone"
+            ) from error
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[num_texts, hidden size]; a text without any character but spaces is a row of zeros."""

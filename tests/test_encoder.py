@@ -15,6 +15,7 @@ from transformers import (
     Qwen2Config,
     Qwen2Model,
     RobertaConfig,
+    T5Config,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -195,6 +196,15 @@ def test_unusable_model_is_one_clear_line(tmp_path, directory, spoil):
 def test_settings_that_cannot_be_are_one_clear_line(directory, options, message):
     with pytest.raises(GraphPOError, match=message) as caught:
         EncoderEmbedder(directory, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_needs_more_than_tokens_is_one_clear_line(tmp_path):
+    sizes = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+    AutoModel.from_config(T5Config(vocab_size=len(WORDS), **sizes)).save_pretrained(tmp_path)
+    bert_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"embeds no text: .*decoder_input_ids.*; name") as caught:
+        EncoderEmbedder(tmp_path)
     assert "\n" not in str(caught.value)
 
 
