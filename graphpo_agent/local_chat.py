@@ -12,7 +12,13 @@ from graphpo_agent.errors import ModelError
 from graphpo_agent.net.checks import check_counts
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.plain_text import plain_text, without_control
-from graphpo_agent.pretrained import Dtype, control_tokens, load_pretrained, render_chat
+from graphpo_agent.pretrained import (
+    Dtype,
+    control_tokens,
+    load_pretrained,
+    most_tokens,
+    render_chat,
+)
 from graphpo_agent.types import Message
 
 __all__ = ["LocalChat"]
@@ -44,7 +50,8 @@ class LocalChat:
             path: a directory in the Hugging Face layout, or a model name.
             device: where it runs.
             dtype: of its weights.
-            max_context_tokens: of messages and reply together.
+            max_context_tokens: of messages and reply together; no more than tokenizer and model
+                allow.
 
         Raises:
             ModelError: there is no usable model, tokenizer or chat template at ``path``, or the
@@ -58,7 +65,9 @@ class LocalChat:
         )
         if self._tokenizer.chat_template is None:
             raise ModelError(f"model {path} has no chat template; use an instruction-tuned model")
-        self._max_context_tokens = max_context_tokens
+        self._max_context_tokens = min(
+            max_context_tokens, most_tokens(self._tokenizer, self._model)
+        )
         self._control = control_tokens(self._tokenizer)
         self._lock = threading.Lock()
 

@@ -99,6 +99,11 @@ def test_a_conversation_that_just_fits_is_answered(directory, chat):
         LocalChat(directory, max_context_tokens=0)
 
 
+def test_a_conversation_that_the_model_has_no_positions_for_is_a_failed_call(directory):
+    with pytest.raises(CallFailed, match="leave no room for 8 more in 512"):
+        LocalChat(directory).reply([{"role": "user", "content": "karo " * 600}], 8)
+
+
 def copy(directory, target):
     target.mkdir()
     for file in directory.iterdir():
