@@ -12,7 +12,7 @@ import numpy as np
 
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.config_state import StateConfig
-from graphpo_agent.evals.calibrate import Calibration, ThresholdRow
+from graphpo_agent.evals.calibrate import FEWEST_PAIRS, Calibration, ThresholdRow
 from graphpo_agent.graph.arrays import FloatArray
 from graphpo_agent.report.calibration_plot import Curve, CurvePanel, draw_panels
 from graphpo_agent.report.numbers import in_table
@@ -90,7 +90,8 @@ def summary(found: Calibration) -> list[str]:
         f"The values of two states of a graph differ by {found.difference:.3f} (root mean square, "
         f"noise removed). Squared error of S with nothing merged: {found.score_error:.4f}.",
         "Recommended: the smallest κ with a spread inside classes of at most "
-        f"{options.tolerance:g} of that between any two states, with 95 % confidence.",
+        f"{options.tolerance:g} of that between any two states, with 95 % confidence and "
+        f"{FEWEST_PAIRS} measured pairs or more.",
         "",
         *_table(list(_recommendations(found))),
         "",
@@ -106,8 +107,8 @@ def _recommendations(found: Calibration) -> Iterator[dict[str, str]]:
     for name, choice in found.choices.items():
         row = choice.recommended
         if row is None:
-            bounds = [r.spread_upper for r in choice.rows if math.isfinite(r.spread_upper)]
-            best = min(bounds, default=math.nan)
+            bounds = [r.spread_upper for r in choice.rows if r.is_known]
+            best = min(filter(math.isfinite, bounds), default=math.nan)
             cells = dict.fromkeys(_cells(choice.rows[0]), "–") | {"κ": "none"}
             cells["spread (bound)"] = f"– ({_number(best, '.2f')} at best)"
         else:

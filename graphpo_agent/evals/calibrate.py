@@ -27,6 +27,7 @@ from graphpo_agent.graph.credit import CreditOptions, graph_credits
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 
 __all__ = [
+    "FEWEST_PAIRS",
     "THRESHOLDS",
     "CalibrateOptions",
     "Calibration",
@@ -38,6 +39,8 @@ __all__ = [
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.995, 0.999, 1.0)
 CONFIDENCE = 0.95
 FALSE_DISCOVERIES = 0.05
+FEWEST_PAIRS = 30
+"""Measured pairs below which no threshold is recommended: a few may all be equal by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,11 @@ class ThresholdRow:
     recall: float
     score_error: float
 
+    @property
+    def is_known(self) -> bool:
+        """Whether enough pairs were measured to recommend the threshold."""
+        return self.measured_pairs >= FEWEST_PAIRS
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCalibration:
@@ -118,7 +126,7 @@ class ChoiceCalibration:
     Attributes:
         rows: by rising threshold; one row where keys alone decide.
         recommended: the row of the smallest threshold whose ``spread_upper`` is within the
-            tolerance; None: there is none.
+            tolerance and rests on ``FEWEST_PAIRS`` or more; None: there is none.
     """
 
     rows: tuple[ThresholdRow, ...]
@@ -191,7 +199,7 @@ def calibrate_choices(
             row = _row(pairs, merged, evidence, truth)
             error = scored.error(graphs, classes, credit)
             rows.append(replace(row, threshold=threshold, score_error=error))
-        within = [row for row in rows if row.spread_upper <= options.tolerance]
+        within = [row for row in rows if row.is_known and row.spread_upper <= options.tolerance]
         found[name] = ChoiceCalibration(tuple(rows), within[0] if within else None)
     return Calibration(
         options=options,

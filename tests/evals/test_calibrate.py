@@ -46,12 +46,13 @@ def measured(
     options=CalibrateOptions(reference="right"),  # noqa: B008
     others=None,
     weights=None,
+    copies=1,
 ):
     """The calibration of two equal fans, every pair in the sample; ``others``: of the second.
 
-    ``weights``: of the merged pairs instead of 1.
+    ``weights``: of the merged pairs instead of 1; ``copies``: of both fans.
     """
-    choices = {name: [fan("a", own), fan("b", own)] for name, own in keys.items()}
+    choices = {name: [fan("a", own), fan("b", own)] * copies for name, own in keys.items()}
     graphs = choices["right"]
     pairs = candidate_pairs(graphs, [~graph.terminal for graph in graphs], MERGING)
     merges = {name: merge_at(each, pairs, MERGING, [0.5, 0.92]) for name, each in choices.items()}
@@ -61,6 +62,7 @@ def measured(
         samples = {name: replace(each, weights=weights) for name, each in samples.items()}
     rows = np.full((18, 4), np.nan)
     rows[[1, 2, 3, 4, 10, 11, 12, 13]] = [*rewards, *(others or rewards)]
+    rows = np.tile(rows, (copies, 1))
     return calibrate_choices(
         graphs,
         merges,
@@ -86,7 +88,6 @@ def test_right_and_wrong_keys_by_hand():
     assert (right.threshold, right.merged_pairs, right.merged_states) == (None, 4, 8)
     assert (right.right, right.difference, right.spread, right.spread_upper) == (1, 0, 0, 0)
     assert (right.precision, right.recall) == (1.0, 1.0)
-    assert found.choices["right"].recommended == right
     (wrong,) = found.choices["wrong"].rows
     assert (wrong.measured_pairs, wrong.right, wrong.difference) == (4, 0.0, 1.0)
     assert (wrong.spread, wrong.precision, wrong.recall) == (pytest.approx(1.5), 0.0, 0.0)
@@ -104,6 +105,14 @@ def test_a_threshold_is_recommended_for_what_is_sure_of_its_spread():
     found = measured({"right": "aabb"}, WORTH, options, others=unsure).choices["right"]
     assert found.rows[0].spread == pytest.approx(3 / 7) and found.rows[0].spread_upper > 1
     assert found.recommended is None
+
+
+@pytest.mark.parametrize("copies", [7, 8])
+def test_nothing_is_recommended_for_a_few_pairs_that_happen_to_be_equal(copies):
+    right = measured({"right": "aabb"}, WORTH, copies=copies).choices["right"]
+    (row,) = right.rows
+    assert (row.measured_pairs, row.spread_upper) == (4 * copies, 0.0)
+    assert right.recommended == (row if copies == 8 else None)
 
 
 def test_a_choice_is_tested_alike_whichever_others_there_are(monkeypatch):
