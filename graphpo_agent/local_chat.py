@@ -23,12 +23,16 @@ from graphpo_agent.types import Message
 
 __all__ = ["LocalChat"]
 
+_THOUGHTS = "<think>"
+
 
 class LocalChat:
     """A causal language model with a chat template; a ``ChatModel``. Threads wait for each other.
 
     Replies are drawn greedily, one at a time. Control tokens that a message spells out, such as
-    ``<|im_end|>``, are broken by a space, so that no message can end early or pass for another.
+    ``<|im_end|>``, are broken by a space, so that no message can end early or pass for another. A
+    reply begins with the ``<think>`` that its model's chat template writes, where it writes one:
+    whoever reads it can then tell thoughts that were cut off from an answer.
 
     Example::
 
@@ -101,7 +105,9 @@ class LocalChat:
             )
         text = self._tokenizer.decode(output[0, length:].tolist(), skip_special_tokens=True)
         assert isinstance(text, str)
-        return text
+        asked = self._tokenizer.decode(token_ids)
+        assert isinstance(asked, str)
+        return _THOUGHTS + text if asked.rstrip().endswith(_THOUGHTS) else text
 
     def _rendered(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the model answers."""

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from graphpo_agent.data.toy_model import make_toy_model
 from graphpo_agent.errors import ModelError, ToolError
 from graphpo_agent.local_chat import LocalChat
+from graphpo_agent.net.chat import without_thinking
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.protocols import ChatModel
 
@@ -126,6 +127,15 @@ def test_a_token_that_begins_texts_is_the_templates_own(tmp_path, directory, cha
     tokenizer.backend_tokenizer.post_processor = begun
     tokenizer.save_pretrained(path)
     assert LocalChat(path)._rendered(ASKED) == chat._rendered(ASKED)
+
+
+def test_thoughts_that_the_template_begins_are_told_from_an_answer(tmp_path, directory, chat):
+    path = copy(directory, tmp_path / "model")
+    template = (path / "chat_template.jinja").read_text()
+    (path / "chat_template.jinja").write_text(template + "<think>\n")
+    reply = LocalChat(path).reply(ASKED, 12)
+    assert reply.startswith("<think>") and without_thinking(reply) == ""
+    assert not chat.reply([{"role": "user", "content": "karo <think>"}], 12).startswith("<think>")
 
 
 @pytest.mark.parametrize("spoil", ["missing", "no_weights", "bad_config", "no_template"])
