@@ -15,6 +15,7 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 __all__ = ["MergeOptions", "PairRules", "codes_of", "pair_rules"]
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_MINUS = "\u2212"  # the mathematical sign, which models write as well as the hyphen
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def pair_rules(graphs: Sequence[RolloutGraph], forest: Forest, options: MergeOpt
 
 
 def _numbers(state: str | None) -> tuple[str, ...] | None:
-    return None if state is None else tuple(sorted(_NUMBER.findall(state)))
+    return None if state is None else tuple(sorted(_NUMBER.findall(state.replace(_MINUS, "-"))))
 
 
 def codes_of(values: Sequence[str | tuple[str, ...] | None]) -> IntArray:

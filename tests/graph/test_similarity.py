@@ -57,6 +57,8 @@ def test_numbers_whose_squares_are_none_have_cosines_all_the_same():
         ("left: 3 3 4", "left: 3 4", False),
         ("left: 3 3 4", "left: 3 4 4", False),
         ("x = -3", "x = 3", False),
+        ("x = \u22123", "x = 3", False),
+        ("x = \u22123", "x = -3", True),
         ("x = 3.5", "x = 3 5", False),
         ("x is known", "y is", True),
         ("x is known", "x is 1", False),
