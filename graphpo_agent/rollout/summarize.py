@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 from graphpo_agent.errors import ConfigError
+from graphpo_agent.net.failures import FailureTally
 from graphpo_agent.protocols import Scheduler
 from graphpo_agent.rollout.agent_memory import AgentMemory
 from graphpo_agent.types import PathState, SampleRequest, SamplingParams, StateDescription
@@ -104,12 +105,12 @@ class PolicySummary:
     def __init__(self, *, max_summary_tokens: int, request: str = SUMMARY_REQUEST) -> None:
         self._max_summary_tokens = max_summary_tokens
         self._request = request
-        self._failed = 0
+        self._tally = FailureTally()
 
     @property
     def counts(self) -> Mapping[str, int]:
         """States without a description so far."""
-        return {"summary/failed": self._failed}
+        return {"summary/failed": self._tally.failed}
 
     async def describe(
         self, scheduler: Scheduler, states: Sequence[PathState]
@@ -136,5 +137,6 @@ class PolicySummary:
             descriptions[i] = StateDescription(
                 text=None if cut or not text else text, summary_tokens=len(completion.token_ids)
             )
-        self._failed += sum(description.text is None for description in descriptions)
+        blank = sum(description.text is None for description in descriptions)
+        self._tally.fail("blank, or no room in the context", blank)
         return descriptions
