@@ -143,6 +143,7 @@ def sft(config_path: str, overrides: Sequence[str]) -> int:
     if config.observations:
         demonstrations = [with_observations(each) for each in demonstrations]
     engine = build_sft_engine(config)
+    engine.check_demonstrations(demonstrations)
 
     files = {"demonstrations": [Path(config.demonstrations)]}
     name = output_name("sft", config, _NOT_LEARNED, files)

@@ -172,15 +172,20 @@ def test_steps_are_kept_for_the_same_warm_start_only(
     assert main(["sft", *arguments, "steps=2"]) == 0
 
 
-def test_a_mistake_in_the_first_step_leaves_nothing(
+def test_a_demonstration_that_is_too_long_is_told_before_the_first_step(
     reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = json.loads((reach / "demonstrations.jsonl").read_text().partition("\n")[0])
-    row["pieces"][0]["text"] *= 5000
-    (tmp_path / "long.jsonl").write_text(json.dumps(row))
+    rows = (reach / "demonstrations.jsonl").read_text().splitlines()[:40]
+    for place in (30, 35):  # behind the one step that is asked for
+        row = json.loads(rows[place])
+        row["pieces"][0]["text"] *= 5000
+        rows[place] = json.dumps(row)
+    (tmp_path / "long.jsonl").write_text("\n".join(rows))
     overrides = [f"demonstrations={tmp_path}/long.jsonl", f"output={tmp_path}/policy"]
-    assert main(["sft", *sft_arguments(reach, *overrides)]) == 2
-    assert "context" in capsys.readouterr().err
+    assert main(["sft", *sft_arguments(reach, *overrides, "steps=1", "batch_size=1")]) == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith("graphpo: demonstration reach-demonstration-30: ")
+    assert "context" in said.err and said.err.endswith(" (2 such of 40)\n")
     assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
 
 

@@ -10,7 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from graphpo_agent.engines.local.checkpoint import read_checkpoint, write_checkpoint, write_model
-from graphpo_agent.engines.local.demonstrations import demonstration_sample
+from graphpo_agent.engines.local.demonstrations import (
+    check_demonstrations,
+    demonstration_sample,
+)
 from graphpo_agent.engines.local.forward import check_flat_layout, flat_passes, score_tokens
 from graphpo_agent.engines.local.lora import adapters_off, has_adapters
 from graphpo_agent.engines.local.loss import clipped_objective, mismatch_weights, reverse_kl
@@ -157,6 +160,10 @@ class LocalEngine:
                 self._step(options, "update_steps", sums)
         metrics = {"update/optimizer_steps": float(len(plan)), **sums.means("update")}
         return metrics | (_mismatch(computed, old) if recompute else {})
+
+    def check_demonstrations(self, demonstrations: Sequence[Demonstration]) -> None:
+        """Raise DataError where ``imitate`` would, for any of all that are to be learned."""
+        check_demonstrations(demonstrations, self._tokenizer, self.policy.max_context_tokens)
 
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """One supervised step: mean negative log-likelihood of the trained pieces' tokens.
