@@ -33,8 +33,9 @@ from graphpo_agent.report.numbers import duration
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.task_bar import TaskBar
 from graphpo_agent.rollout.counts import counts_of
+from graphpo_agent.rollout.fitting import Prompts, check_fitting
 from graphpo_agent.rollout.graph_file import GraphFile, outages_in
-from graphpo_agent.rollout.grow import Rollout, batches
+from graphpo_agent.rollout.grow import Grower, Rollout, batches
 from graphpo_agent.rollout.outages import outages_of
 from graphpo_agent.rollout.tally import Tally, rollout_tally
 from graphpo_agent.run_tasks import load_run_tasks
@@ -47,7 +48,7 @@ from graphpo_agent.train_run import (
     write_run_report,
 )
 from graphpo_agent.train_verl import check_verl
-from graphpo_agent.types import SamplingParams
+from graphpo_agent.types import SamplingParams, Task
 
 __all__ = [
     "evaluate_policy",
@@ -183,7 +184,7 @@ def rollout(
     check_apart([Path(out)], _inputs(config, [config_path, *overrides], paths))
     tasks = load_tasks(*map(Path, paths))[:count]
     grower, method, policy = build_grower(config), build_method(config.method), build_policy(config)
-    _tell_reach(config, policy)
+    _check_reach(config, grower, policy, tasks)
     sampling = build_sampling(config.sampling)
     scoring = build_step_scoring(config.method, policy.tokenizer)
     files = {"tasks": [Path(each) for each in paths]}
@@ -225,10 +226,12 @@ def rollout(
     return 0
 
 
-def _tell_reach(config: RunConfig, policy: Policy) -> None:
-    """Print where contexts end, if that is not where the model says."""
+def _check_reach(config: RunConfig, grower: Grower, policy: Policy, tasks: Sequence[Task]) -> None:
+    """Print where contexts end, if that is not where the model says; all prompts must fit."""
     for line in told_reach(model_config(config.model.path), policy.max_context_tokens):
         print(line)
+    prompts = Prompts(policy.tokenizer, policy.max_context_tokens)
+    check_fitting(grower.expander, prompts, tasks)
 
 
 def _bar(total: int, missing: int, unit: str, out: str | None) -> TaskBar:
@@ -269,7 +272,7 @@ def evaluate_policy(
         check_apart([Path(out)], _inputs(config, [config_path, *overrides], [path]))
     tasks = load_tasks(Path(path))
     grower, policy = build_grower(config), build_policy(config)
-    _tell_reach(config, policy)
+    _check_reach(config, grower, policy, tasks)
     sampling = SamplingParams(temperature=0.0) if greedy else build_sampling(config.sampling)
     with ExitStack() as stack:
         transcripts = Transcripts(tasks)

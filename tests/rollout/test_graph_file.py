@@ -96,6 +96,25 @@ def test_a_killed_rollout_goes_on_to_the_same_graphs(
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, whole.name]
 
 
+@pytest.mark.parametrize("verb", ["rollout", "eval"])
+def test_a_prompt_that_is_too_long_is_told_before_any_task_is_begun(
+    verb: str,
+    reach: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("graphpo_agent.rollout.grow.TASKS_AT_ONCE", 2)
+    rows = [json.loads(line) for line in (reach / "train.jsonl").open()][:6]
+    rows[5]["question"] *= 500
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out.jsonl"
+    tasks.write_text("\n".join(map(json.dumps, rows)))
+    run = run_arguments(reach, tmp_path / "run")
+    assert main([verb, *run, "--tasks", str(tasks), "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"graphpo: task '{rows[5]['id']}': its prompt has ")
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks.jsonl"]
+
+
 def test_a_long_rollout_holds_the_graphs_of_one_batch(
     reach: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
