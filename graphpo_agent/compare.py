@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -25,7 +26,7 @@ from graphpo_agent.report.numbers import compact, duration, percent
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.run_files import read_run
 from graphpo_agent.run_tasks import load_run_tasks
-from graphpo_agent.train_run import changed_settings, check_run
+from graphpo_agent.train_run import changed_settings, check_run, run_inputs
 
 __all__ = ["MethodFile", "compare_command", "find_methods", "time_left"]
 
@@ -51,6 +52,7 @@ class _Run:
     label: str
     config: RunConfig
     directory: RunDirectory
+    inputs: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -195,7 +197,7 @@ def _plan(
         key = override.partition("=")[0]
         if key in _OURS:
             raise ConfigError(f"override {override!r}: here {key} is what {_OURS[key]} says")
-    configs: dict[str, RunConfig] = {}
+    configs: dict[str, tuple[RunConfig, dict[str, Any]]] = {}
     for method in methods:
         try:
             config = load_config(RunConfig, config_path, [str(method.path), *overrides])
@@ -205,14 +207,14 @@ def _plan(
             describe_memory(config, 0)  # that its model and device are there
         except GraphPOError as error:
             raise ConfigError(f"{method.label}: {error}") from None
-        configs[method.label] = config
+        configs[method.label] = config, run_inputs(config)
     for seed in seeds:
-        for label, config in configs.items():
+        for label, (config, inputs) in configs.items():
             path = run_path(out, label, seed)
             if plain_text(str(path)) != str(path):
                 raise RunError(f"{str(path)!r} is no UTF-8 text, as config.yaml is: name another")
             settings = {"seed": seed, "output": str(path)}
-            run = _Run(label, config.model_copy(update=settings), RunDirectory(path))
+            run = _Run(label, config.model_copy(update=settings), RunDirectory(path), inputs)
             _check_unchanged(run)
             yield run
 
@@ -238,7 +240,7 @@ def _check_comparable(config: RunConfig) -> None:
 
 
 def _check_unchanged(run: _Run) -> None:
-    """Raise RunError where the directory holds a run of another configuration."""
+    """Raise RunError where the directory holds a run of another configuration or other inputs."""
     if not run.directory.checkpoints():
         return
     changed = changed_settings(run.directory, run.config)
@@ -246,6 +248,12 @@ def _check_unchanged(run: _Run) -> None:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise RunError(
             f"{run.directory.path} was run with another configuration: {changed[0]}{more}; "
+            "choose another --out or delete it"
+        )
+    others = run.directory.other_inputs(run.inputs)
+    if others:
+        raise RunError(
+            f"{run.directory.path} was run with other {', '.join(others)}, which changed since: "
             "choose another --out or delete it"
         )
 

@@ -13,7 +13,14 @@ from graphpo_agent.data.jsonl import append_line, checked_row, parse_json
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.locks import file_lock
 
-__all__ = ["PartialOutput", "check_name", "output_name", "partial_output", "partial_path"]
+__all__ = [
+    "PartialOutput",
+    "check_name",
+    "inputs_name",
+    "output_name",
+    "partial_output",
+    "partial_path",
+]
 
 
 Row = dict[str, Any]
@@ -145,11 +152,20 @@ def output_name(
         files: which it reads, by the section that names them; their contents decide.
         flags: of the command line.
     """
-    model = Path(config.model.path)
-    written = [file.stat().st_mtime_ns for file in model.glob("*") if file.is_file()]
     settings = config.model_dump(mode="json", exclude=set(unused))
+    return settings | inputs_name(config.model.path, files) | {"verb": verb} | flags
+
+
+def inputs_name(model: str, files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """What is read, by name: ``weights`` (when those of a policy were last written) and files.
+
+    Args:
+        model: the policy's directory or name.
+        files: by a name of theirs; their contents decide.
+    """
+    written = [file.stat().st_mtime_ns for file in Path(model).glob("*") if file.is_file()]
     digests = {
-        section: [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-        for section, paths in files.items()
+        name: [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+        for name, paths in files.items()
     }
-    return settings | digests | {"verb": verb, "weights": max(written, default=0)} | flags
+    return digests | {"weights": max(written, default=0)}

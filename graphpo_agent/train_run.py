@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from graphpo_agent.build import check_named, check_precision, set_threads
 from graphpo_agent.build_method import build_method
@@ -20,6 +21,7 @@ from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.memory import describe_budget
 from graphpo_agent.methods.method import Credit, credits_of
 from graphpo_agent.outputs import check_above
+from graphpo_agent.partial_output import inputs_name
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
 from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
@@ -38,6 +40,7 @@ __all__ = [
     "changed_settings",
     "check_new_run",
     "check_run",
+    "run_inputs",
     "train_run",
     "write_run_report",
 ]
@@ -84,6 +87,15 @@ def _check_values_fit(config: RunConfig) -> None:
             f"budget.trajectories {paths} leaves spo_chain no rollouts beside its chains, so that "
             f"nothing would be trained: set it above method.num_chains ({method.num_chains})"
         )
+
+
+def run_inputs(config: RunConfig) -> dict[str, Any]:
+    """What decides a run beside its configuration: what is in its task files, and its policy."""
+    heldout = [] if config.tasks.heldout is None else [config.tasks.heldout]
+    files = {"tasks.train": config.tasks.train, "tasks.heldout": heldout}
+    return inputs_name(
+        config.model.path, {name: [Path(path) for path in paths] for name, paths in files.items()}
+    )
 
 
 def check_new_run(config: RunConfig) -> None:
@@ -172,7 +184,9 @@ def _begun(
             run.check_manifest()
             console.tell([f"from here on {change}" for change in changed_settings(run, config)])
         else:
-            run = RunDirectory.create(path, dump_config(config), config.seed, command_line())
+            run = RunDirectory.create(
+                path, dump_config(config), config.seed, command_line(), run_inputs(config)
+            )
         console.start(config.train.steps)
         try:
             yield run

@@ -1,12 +1,16 @@
-"""Runs of a comparison in processes of their own: how many at once, and what stops them."""
+"""Runs of a comparison in processes of their own: how many at once, and what stops them or
+keeps them from going on.
+"""
 
 import errno
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from graphpo_agent.cli import main
 from graphpo_agent.compare_run import train_apart
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import load_config
@@ -38,3 +42,22 @@ def test_a_disk_that_is_full_in_a_run_stops_them_all(reach: Path, tmp_path: Path
     with pytest.raises(OSError, match="No space left on device"):
         list(train_apart(runs, 2))
     assert not multiprocessing.active_children()
+
+
+def test_a_run_with_another_policy_or_other_tasks_is_not_compared(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = shutil.copytree(reach / "policy", tmp_path / "policy")
+    heldout = shutil.copy(reach / "heldout.jsonl", tmp_path)
+    inputs = [f"model.path={policy}", f"tasks.heldout={heldout}", "train.steps=1"]
+    path, *more = run_arguments(reach, tmp_path / "out", *inputs)
+    more = [each for each in more if not each.startswith("output=")]
+    words = ["--methods", "grpo", "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main(["compare", path, *more, *words]) == 0
+    (policy / "model.safetensors").touch()
+    Path(heldout).write_text("".join(Path(heldout).read_text().splitlines(keepends=True)[:-1]))
+    capsys.readouterr()
+    assert main(["compare", path, *more, *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "runs/grpo/seed-0 was run with other " in error
+    assert " other tasks.heldout, weights, which changed since: " in error

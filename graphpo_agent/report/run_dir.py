@@ -64,16 +64,29 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, config_yaml: str, seed: int, command: Sequence[str]
+        cls,
+        path: Path,
+        config_yaml: str,
+        seed: int,
+        command: Sequence[str],
+        inputs: Mapping[str, Any] | None = None,
     ) -> "RunDirectory":
         """Start a run in a directory: manifest and resolved configuration are written first.
 
         A run that ended before its first checkpoint left nothing to keep and is replaced.
+
+        Args:
+            path: the directory.
+            config_yaml: its configuration.
+            seed: of the run.
+            command: how it was called.
+            inputs: what it reads (``inputs_name``).
         """
         run = cls(path)
         run.check_new()
+        manifest = _manifest(seed, command) | {"inputs": dict(inputs or {})}
         run.checkpoints_path.mkdir(parents=True, exist_ok=True)
-        write_atomically(run.manifest_path, json.dumps(_manifest(seed, command), indent=2))
+        write_atomically(run.manifest_path, json.dumps(manifest, indent=2))
         run.metrics_path.write_text("")
         run.graphs_path.write_text("")
         write_atomically(run.config_path, config_yaml)
@@ -169,6 +182,16 @@ class RunDirectory:
     def check_manifest(self) -> None:
         """Raise RunError where nothing could be added to the manifest."""
         self._read_manifest()
+
+    def other_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Names of those that the run began with others of; none where it did not say.
+
+        Raises:
+            RunError: the manifest is missing or damaged.
+        """
+        begun = self._read_manifest().get("inputs")
+        begun = begun if isinstance(begun, dict) else {}
+        return sorted(name for name in begun if begun[name] != inputs.get(name))
 
     def record_resume(self, config_yaml: str, command: Sequence[str]) -> None:
         """Keep the configuration with which the run goes on, and how it was called."""
