@@ -131,9 +131,10 @@ def finished_steps(
 
 
 def with_observations(demonstration: Demonstration) -> Demonstration:
-    """The demonstration with every piece trained, observations included."""
+    """The demonstration with every piece trained, observations included; none of them ends it."""
     pieces = tuple(replace(piece, trained=True) for piece in demonstration.pieces)
-    return replace(demonstration, pieces=pieces)
+    ends = demonstration.ends and demonstration.pieces[-1].trained
+    return replace(demonstration, pieces=pieces, ends=ends)
 
 
 def check_model_output(output: Path) -> None:

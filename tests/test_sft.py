@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from graphpo_agent.config_file import load_config
 from graphpo_agent.data.tasks import load_demonstrations
 from graphpo_agent.errors import RunError
 from graphpo_agent.sft import finished_steps, warm_start, with_observations
+from graphpo_agent.types import Demonstration, Piece
 from tests.worlds import ROOT, files_of_at_most, sft_overrides, start_command, wait_for
 
 
@@ -65,6 +67,13 @@ def test_observations_are_learned_only_when_asked_for(kb: Path) -> None:
     assert all(piece.trained for piece in with_observations(demonstration).pieces)
     texts = [piece.text for piece in demonstration.pieces]
     assert [piece.text for piece in with_observations(demonstration).pieces] == texts
+
+
+def test_an_observation_that_is_learned_does_not_end_a_trajectory() -> None:
+    pieces = (Piece("<search>", True), Piece("1987", False, role="user"))
+    cut = Demonstration("a", ({"role": "user", "content": "when?"},), pieces)
+    assert not with_observations(cut).ends
+    assert with_observations(replace(cut, pieces=pieces[:1])).ends
 
 
 def test_a_warm_start_learns_observations_where_it_is_told_to(kb: Path, tmp_path: Path) -> None:
