@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 
+_SAMPLES, _SAMPLE_BYTES = 64, 2**14
+"""Of a file of weights: other training changes nearly all of them."""
+
 Row = dict[str, Any]
 K = TypeVar("K")
 
@@ -143,7 +146,7 @@ def output_name(
 ) -> dict[str, Any]:
     """What decides the output of a verb; two that agree in it are one.
 
-    The policy goes by its path and by when its files were last written.
+    The policy goes by its path and by samples of what is in its files.
 
     Args:
         verb: which.
@@ -157,15 +160,27 @@ def output_name(
 
 
 def inputs_name(model: str, files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """What is read, by name: ``weights`` (when those of a policy were last written) and files.
+    """What is read, by name: digests of ``weights`` and files.
 
     Args:
         model: the policy's directory or name.
-        files: by a name of theirs; their contents decide.
+        files: by a name of theirs.
     """
-    written = [file.stat().st_mtime_ns for file in Path(model).glob("*") if file.is_file()]
     digests = {
         name: [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
         for name, paths in files.items()
     }
-    return digests | {"weights": max(written, default=0)}
+    return digests | {"weights": _sampled_digest(Path(model))}
+
+
+def _sampled_digest(directory: Path) -> str:
+    """Of the names and sizes of its files, and of what is in each at places all over it."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in directory.glob("*") if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name}/{size}/".encode())
+        with path.open("rb") as file:
+            for k in range(_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * k // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -54,7 +54,9 @@ def test_a_run_with_another_policy_or_other_tasks_is_not_compared(
     more = [each for each in more if not each.startswith("output=")]
     words = ["--methods", "grpo", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert main(["compare", path, *more, *words]) == 0
-    (policy / "model.safetensors").touch()
+    with (policy / "model.safetensors").open("r+b") as file:
+        file.seek(-9, os.SEEK_END)
+        file.write(b"x")
     Path(heldout).write_text("".join(Path(heldout).read_text().splitlines(keepends=True)[:-1]))
     capsys.readouterr()
     assert main(["compare", path, *more, *words]) == 2

@@ -171,8 +171,10 @@ def test_steps_are_kept_for_the_same_warm_start_only(
     demonstrations.write_text(rows)
     with files_of_at_most(16_000):
         assert refused().endswith("cannot be written: File too large\n")
-    (model / "model.safetensors").touch()
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[:-9] + b"x" + weights[-8:])
     assert refused().startswith(f"{says} weights: ")
+    (model / "model.safetensors").write_bytes(weights)
     progress = newest / "progress.json"
     progress.write_text("[]")
     left = contents(newest)
