@@ -123,6 +123,7 @@ def test_a_long_rollout_holds_the_graphs_of_one_batch(
 
     def counting(file: GraphFile, rollout: Rollout, tokenizer: Tokenizer) -> None:
         add(file, rollout, tokenizer)
+        gc.collect()
         held.append(sum(type(each) is Rollout for each in gc.get_objects()))
 
     monkeypatch.setattr(GraphFile, "add", counting)
