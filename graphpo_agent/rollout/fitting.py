@@ -3,16 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tqdm.auto import tqdm
-
 from graphpo_agent.errors import DataError
+from graphpo_agent.look_over import refused
 from graphpo_agent.protocols import Expander, Tokenizer
 from graphpo_agent.types import Context, Task
 
 __all__ = ["Fitting", "Prompts", "check_fitting", "fitting_tasks"]
-
-_SILENT_S = 2.0
-"""How long nothing is shown of the prompts that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +56,13 @@ class Fitting:
 
 def fitting_tasks(expander: Expander, prompts: Prompts, tasks: Sequence[Task]) -> Fitting:
     """Which tasks' prompts leave room in a model's context."""
-    reasons: dict[int, str] = {}
-    tokens = 0
-    shown = tqdm(tasks, "prompts", unit="task", delay=_SILENT_S, leave=False, disable=None)
-    for i, task in enumerate(shown):
-        try:
-            tokens += expander.start(prompts, task).prompt_tokens
-        except DataError as error:
-            reasons[i] = str(error)
-    return Fitting(reasons, -(-tokens // max(1, len(tasks) - len(reasons))))
+    tokens: list[int] = []
+
+    def begin(task: Task) -> None:
+        tokens.append(expander.start(prompts, task).prompt_tokens)
+
+    reasons = refused(tasks, begin, "prompts", "task")
+    return Fitting(reasons, -(-sum(tokens) // max(1, len(tokens))))
 
 
 def check_fitting(expander: Expander, prompts: Prompts, tasks: Sequence[Task]) -> None:

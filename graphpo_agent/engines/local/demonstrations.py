@@ -3,29 +3,25 @@
 from collections.abc import Sequence
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import DataError
 from graphpo_agent.graph.samples import TrainingSample
+from graphpo_agent.look_over import refused
 from graphpo_agent.types import Demonstration, Piece
 
 __all__ = ["check_demonstrations", "demonstration_sample"]
-
-_SILENT_S = 2.0
-"""How long nothing is shown of the demonstrations that are looked at."""
 
 
 def check_demonstrations(
     demonstrations: Sequence[Demonstration], tokenizer: HfTokenizer, max_context_tokens: int
 ) -> None:
     """Raise DataError where one makes no sample, before any is learned."""
-    mistakes: list[str] = []
-    for each in tqdm(demonstrations, "demonstrations", delay=_SILENT_S, leave=False, disable=None):
-        try:
-            demonstration_sample(each, tokenizer, max_context_tokens)
-        except DataError as error:
-            mistakes.append(str(error))
+
+    def learn(demonstration: Demonstration) -> None:
+        demonstration_sample(demonstration, tokenizer, max_context_tokens)
+
+    mistakes = list(refused(demonstrations, learn, "demonstrations").values())
     if mistakes:
         count = f" ({len(mistakes):,} such of {len(demonstrations):,})" if len(mistakes) > 1 else ""
         raise DataError(f"{mistakes[0]}{count}")
