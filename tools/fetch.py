@@ -29,6 +29,7 @@ from tools.html import clean_text, decode_page, is_binary
 from tools.html_pool import HtmlPool
 from tools.page_kind import is_text, page_kind, parse_content_type
 from tools.robots import RobotRules
+from tools.sites import SiteFailed, Sites
 
 __all__ = ["Resolver", "WebReader", "resolve"]
 
@@ -48,8 +49,6 @@ _HEADERS = {
     "Accept-Encoding": "gzip, deflate",
     "Connection": "close",
 }
-_LASTING = frozenset(("bad_arguments", "no_result"))
-"""Failures that are what this page is, and recorded as such."""
 _UNKNOWN_HOST = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
 _HOST_GATES = 256
 
@@ -74,8 +73,9 @@ class WebReader:
     characters of each; sites' robots.txt is respected. A ``<meta>`` that leads on within 5 seconds
     is a redirect. The text has no characters that cannot be seen.
 
-    A page that fails for a passing reason is tried again while there is time; at most ``per_host``
-    requests to one host run at once. Safe to use from several threads.
+    A page that fails for a passing reason is tried again while there is time; then it is one that
+    cannot be had, or an outage where other sites cannot be reached either (``Sites``). At most
+    ``per_host`` requests to one host run at once. Safe to use from several threads.
 
     Example::
 
@@ -156,6 +156,7 @@ class WebReader:
         self._tls = _tls_context(ca_file)
         self._store = store
         self._resolver = resolver
+        self._sites = Sites()
         self._gates = [threading.BoundedSemaphore(per_host) for _ in range(_HOST_GATES)]
 
     def read(self, url: str) -> Document:
@@ -163,7 +164,8 @@ class WebReader:
 
         Raises:
             CallFailed: bad_arguments: an address that may not be visited; no_result: no such page,
-                an empty one, or one of another content type; rate_limit, transient: not now.
+                an empty one, one of another content type, or a site that is down; transient: the
+                network is, or no process was free to make it text.
             ToolError: the store or the extractor cannot be used.
         """
         address = self._allowed(url)
@@ -196,12 +198,12 @@ class WebReader:
         """The page, or why it will never be one, as JSON.
 
         Raises:
-            CallFailed: rate_limit or transient.
+            CallFailed: it may be one another time.
         """
         try:
             url, title, text = self._page(address)
         except CallFailed as error:
-            if error.kind not in _LASTING:
+            if error.outage or isinstance(error, SiteFailed):
                 raise
             return json.dumps({"failure": error.kind, "message": str(error)}).encode()
         return json.dumps({"url": url, "title": title, "text": text}).encode()
@@ -213,10 +215,10 @@ class WebReader:
         for tried in range(1, self._tries + 1):
             try:
                 return self._page_once(address, deadline)
-            except CallFailed as error:
+            except SiteFailed as error:
                 backoff = _FIRST_BACKOFF_S * 2 ** (tried - 1)
                 last = tried == self._tries or deadline.passed or backoff >= deadline.left()
-                if error.kind != "transient" or last:
+                if last or not error.again:
                     raise
                 time.sleep(backoff)
         raise AssertionError("there is at least one try")
@@ -224,7 +226,7 @@ class WebReader:
     def _page_once(self, address: WebAddress, deadline: Deadline) -> tuple[str, str, str]:
         """A page that leads on at once is a redirect, as in a browser."""
         for _ in range(_MAX_REDIRECTS + 1):
-            final, reply = self._follow(address, deadline, self._robots)
+            final, reply = self._answer(address, deadline)
             title, text, leads_to = self._readable(final, reply, deadline)
             address = self._allowed(leads_to) if leads_to else final
             if address == final:
@@ -232,6 +234,17 @@ class WebReader:
                     raise CallFailed("no_result", f"{final.host}: the page holds no text")
                 return final.url, title, text
         raise _too_many_redirects(address)
+
+    def _answer(self, address: WebAddress, deadline: Deadline) -> tuple[WebAddress, Reply]:
+        """What the site says, and where; SiteFailed where it says nothing that will last."""
+        try:
+            final, reply = self._follow(address, deadline, self._robots)
+            _check_status(final, reply.status)
+        except CallFailed as error:
+            if error.outage:
+                raise self._sites.failed(address.host, error) from error
+            raise
+        return final, reply
 
     def _follow(
         self, address: WebAddress, deadline: Deadline, robots: RobotRules | None
@@ -252,7 +265,7 @@ class WebReader:
         if not gate.acquire(timeout=deadline.left()):
             raise deadline.missed()
         try:
-            return exchange(
+            reply = exchange(
                 address,
                 self._look_up(address, deadline),
                 headers=self._headers,
@@ -262,6 +275,8 @@ class WebReader:
             )
         finally:
             gate.release()
+        self._sites.answered()
+        return reply
 
     def _look_up(self, address: WebAddress, deadline: Deadline) -> list[str]:
         literal = literal_address(address.host)
@@ -279,7 +294,6 @@ class WebReader:
         self, address: WebAddress, reply: Reply, deadline: Deadline
     ) -> tuple[str, str, str]:
         """Title and text of an answer, and the address it leads to at once; each may be empty."""
-        _check_status(address, reply.status)
         content_type, charset = parse_content_type(reply.headers.get("content-type", ""))
         if not is_text(content_type):
             shown = content_type[:80]
