@@ -322,6 +322,9 @@ def check_named(config: RunConfig) -> None:
     if isinstance(config.method, PrmMethod):
         with errors_at("method.scorer"):
             check_constructible(config.method.scorer)
+    for place, tracker in enumerate(config.trackers):
+        with errors_at(f"trackers[{place}]"):
+            check_constructible(tracker)
     with errors_at("reward"):
         if isinstance(config.reward, str):
             callable_of(config.reward, "task", "outcome")

@@ -160,7 +160,7 @@ class _Sender(RunConsole):
         self._console.quiet = True
         self._sender = sender
 
-    def step(self, metrics: Mapping[str, float]) -> None:
+    def _show(self, metrics: Mapping[str, float]) -> None:
         try:
             self._sender.send(dict(metrics))
         except BrokenPipeError:  # the parent is gone, and may be started again

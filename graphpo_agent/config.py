@@ -335,6 +335,9 @@ class RunConfig(Strict):
     sampling waits, which makes a run repeatable to the bit."""
     update: UpdateConfig
     train: TrainConfig
+    trackers: tuple[ObjectConfig, ...] = ()
+    """Who is told of the metrics while ``train`` goes on, beside ``metrics.jsonl``
+    (``report.trackers``)."""
 
 
 class SftConfig(Strict):

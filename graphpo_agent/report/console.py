@@ -112,6 +112,7 @@ class RunConsole:
         self._rows = 0
         self._accuracies: list[float] = []
         self._told_of_outages = False
+        self._followers: list[Callable[[], object]] = []
         self._description = "starting"
         self._shown = time.monotonic()
 
@@ -135,8 +136,17 @@ class RunConsole:
             self._bar = self._progress.add_task(self._description, total=1.0, left="")
             self._progress.start()
 
+    def follow(self, told: Callable[[], object]) -> None:
+        """Call something after each row from now on."""
+        self._followers.append(told)
+
     def step(self, metrics: Mapping[str, float]) -> None:
         """Show one row of metrics.jsonl; what it lacks is shown as a dash (held-out: blank)."""
+        self._show(metrics)
+        for told in self._followers:
+            told()
+
+    def _show(self, metrics: Mapping[str, float]) -> None:
         left = self._time_left.update(
             metrics.get("progress", NAN), metrics.get("time/seconds", NAN)
         )

@@ -16,6 +16,7 @@ from transformers import Lfm2MoeConfig, Lfm2MoeForCausalLM
 from graphpo_agent.cli import main
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from tests.engines.vllm_models import SIZES as VLLM_SIZES
+from tests.report.recorder import recorded
 from tests.worlds import ROOT, SIZES, run_arguments, sft_overrides
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -97,6 +98,7 @@ def test_two_steps_train_on_what_the_servers_drew(
     )
     arguments += [f"tasks.train={train}", f"model.lora={lora}", "update.mismatch_cap=1.0"]
     arguments.append("reward={class: tests.worlds:CountingReward, name: seen}")
+    arguments.append("trackers=[{class: tests.report.recorder:Recorder}]")
     done = trained(arguments)
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"report: {run}" in done.stdout and "WARNING" not in done.stderr
@@ -104,6 +106,7 @@ def test_two_steps_train_on_what_the_servers_drew(
 
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
+    assert recorded(run)[1:] == [*rows, {"complete": True}]
     assert [row["progress"] for row in rows] == [0, 0.5, 1]
     assert 0 <= rows[0]["eval/accuracy"] <= 1 and 0 <= rows[2]["eval/accuracy"] <= 1
     assert rows[0]["eval/outages"] == rows[2]["eval/outages"] == 0
