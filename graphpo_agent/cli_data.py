@@ -14,7 +14,10 @@ __all__ = ["add_data_verbs"]
 
 _INDEX_KINDS = ("bm25", "lucene", "dense")
 _OPTIONS_HELP = "options of the kind, listed in docs/retrieval.md and by a wrong one"
-_TRANSCRIPTS_HELP = 'JSON lines: {"id", "response", "gold", "prompt"}; judge needs "question", too'
+_TRANSCRIPTS_HELP = (
+    'JSON lines: {"id", "response", "gold", "prompt"}; judge needs "question", too, and code '
+    '"tests" in its "metadata"'
+)
 _INDEX_OUT_HELP = "where the index goes; one that is there is replaced"
 
 
@@ -142,12 +145,18 @@ def _grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge-url", metavar="URL", help="up to and without /chat/completions")
     parser.add_argument("--judge-model", metavar="NAME", help="the model that judges")
     parser.add_argument("--judge-key-env", metavar="NAME", help="the variable that holds its key")
+    parser.add_argument(
+        "--verl-version",
+        choices=["0.9.0", "0.9.1"],
+        default="0.9.0",
+        help="whose math_dapo: from 0.9.1 on it also reads a \\boxed{} (0.9.0)",
+    )
     parser.set_defaults(run=_grade)
 
 
 def _grade(options: argparse.Namespace) -> int:
     from graphpo_agent.data_commands import grade
-    from graphpo_agent.evals.grade import GradeOptions
+    from graphpo_agent.evals.graders import GradeOptions
 
     flags = {field.name: vars(options)[field.name] for field in fields(GradeOptions)}
     return grade(options.kind, options.input, options.out, GradeOptions(**flags))

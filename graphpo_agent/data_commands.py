@@ -12,7 +12,8 @@ from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.data.tasks import write_demonstrations, write_tasks
 from graphpo_agent.data.verl_parquet import Trainer, write_verl_parquet
 from graphpo_agent.errors import ConfigError, DataError
-from graphpo_agent.evals.grade import GradeOptions, grade_file
+from graphpo_agent.evals.grade import grade_file
+from graphpo_agent.evals.graders import GradeOptions
 from graphpo_agent.outputs import check_apart, check_place
 from graphpo_agent.yaml_text import NotYaml, parse_yaml
 from retrievers.index import build_index, describe_index, merge_indexes, open_index

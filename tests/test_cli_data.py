@@ -17,7 +17,7 @@ from graphpo_agent.data.sources import SOURCES
 from graphpo_agent.data.tasks import load_demonstrations, load_tasks
 from graphpo_agent.data_commands import _options
 from graphpo_agent.evals import GRADERS
-from graphpo_agent.evals.grade import KINDS, GradeOptions
+from graphpo_agent.evals.graders import KINDS, GradeOptions
 from tests.net.servers import always, serving
 from tests.worlds import start_command
 

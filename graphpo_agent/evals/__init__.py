@@ -12,5 +12,8 @@ GRADERS = (
     "judge",
     "gaia",
     "math",
+    "math_dapo",
+    "gpqa",
+    "code",
 )
-"""What ``graphpo grade`` can run (``graphpo_agent.evals.grade``)."""
+"""What ``graphpo grade`` can run (``graphpo_agent.evals.graders``)."""

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from graphpo_agent.errors import ConfigError, DataError, ToolError
-from graphpo_agent.evals.grade import KINDS, GradeOptions, GradeSummary, grade_file
+from graphpo_agent.evals.grade import GradeSummary, grade_file
+from graphpo_agent.evals.graders import KINDS, GradeOptions
+from graphpo_agent.program_tests import ProgramTests
 from graphpo_agent.rewards.math import MathReward
 from graphpo_agent.types import Outcome, Task
 from tests.net.servers import answer, serving
@@ -284,6 +286,55 @@ def test_a_judge_that_could_not_be_asked_about_one_grades_the_others(tmp_path: P
         found = graded(tmp_path, "judge", *rows, options=options)
     assert [row["score"] for row in found] == [1.0, None, 1.0]
     assert [row["status"] for row in found] == ["ok", "error", "ok"]
+
+
+def test_dapo_s_rule_by_the_release_of_verl(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "response": "Answer: $x = 34$ units", "gold": "34"},
+        {"id": "b", "response": "So \\boxed{34}", "gold": ["5", "34"]},
+    ]
+    found = graded(tmp_path, "math_dapo", *rows)
+    assert [(row["score"], row["extracted"]) for row in found] == [(1.0, "34"), (0.0, None)]
+    assert [row["status"] for row in found] == ["ok", "no_answer"]
+    newer = GradeOptions(verl_version="0.9.1")
+    assert [row["score"] for row in graded(tmp_path, "math_dapo", *rows, options=newer)] == [1, 1]
+    with pytest.raises(ConfigError, match="--verl-version is not a setting of math"):
+        graded(tmp_path, "math", *rows, options=newer)
+
+
+def test_a_choice_is_a_letter(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "response": "The answer is **B**.", "gold": "B"},
+        {"id": "b", "response": "The answer is B.", "gold": ["A"], "turns": [], "answer": None},
+        {"id": "c", "response": "<answer>(B)</answer> or A", "gold": "B"},
+        {"id": "d", "response": "Hard to say", "gold": "B"},
+    ]
+    found = graded(tmp_path, "gpqa", *rows)
+    assert [(row["score"], row["extracted"]) for row in found] == [
+        *((1.0, "B"), (0.0, "B"), (1.0, "B"), (0.0, None))
+    ]
+    assert found[3]["status"] == "no_answer"
+
+
+def test_programs_are_run_on_the_tests_of_their_rows(tmp_path: Path) -> None:
+    tests = ProgramTests((("1 2", "3"), ("2 2", "4"))).packed()
+    right = "print(sum(map(int, input().split())))"
+    about = {"metadata": {"tests": tests}}
+    rows = [
+        {"id": "a", "response": f"So\n```python\n{right}\n```", **about},
+        {"id": "b", "response": "```\nprint(3)\n```", "gold": [], "tests": tests},
+        {"id": "c", "response": right, **about},
+    ]
+    found = graded(tmp_path, "code", *rows)
+    assert [(row["score"], row["status"]) for row in found] == [
+        *((1.0, "ok"), (0.0, "ok"), (0.0, "no_answer"))
+    ]
+    assert found[0]["extracted"].strip() == right and found[1]["detail"] == {"tests": "failed"}
+    (bare,) = graded(tmp_path, "code", rows[2], options=GradeOptions(bare=True))
+    assert bare["score"] == 1.0
+    for metadata, says in (({}, "is missing"), ({"tests": 3}, "a string"), ({"tests": "e"}, "not")):
+        with pytest.raises(DataError, match=rf"in\.jsonl:1: field 'metadata\.tests'.* {says}"):
+            graded(tmp_path, "code", {**rows[0], "metadata": metadata})
 
 
 def test_a_summary_of_all_grades(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from graphpo_agent.cli import main
-from graphpo_agent.evals.grade import GradeOptions, grade_file
+from graphpo_agent.evals.grade import grade_file
+from graphpo_agent.evals.graders import GradeOptions
 from graphpo_agent.partial_output import partial_output
 from graphpo_agent.rewards.asearcher import ASearcherReward
 from graphpo_agent.types import FailureKind, Outcome, Task, ToolResult
