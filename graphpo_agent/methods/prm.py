@@ -37,9 +37,10 @@ class Prm:
     step with a score. An edge's reward is its s, but the last one's 0.75 s + 0.25 R: the paper has
     no verifier beside the model. The rewards of all edges of all trajectories, an edge counted once
     for each that runs through it, are normalised together, (r − mean)/(std + 1e-6) with ddof 1, 0
-    where they all agree; the advantage of an edge is the sum of the normalised rewards from it to
-    the end of its trajectory. Of several trajectories through an edge it takes the mean; on chains
-    there is one. The paper names neither ddof nor 1e-6.
+    where they all agree, while a single one stays as it is (as in ``Grpo``); the advantage of an
+    edge is the sum of the normalised rewards from it to the end of its trajectory. Of several
+    trajectories through an edge it takes the mean; on chains there is one. The paper names neither
+    ddof nor 1e-6.
 
     Attributes:
         group_size: chains per prompt; 6 in ReasonFlux-PRM's script.
