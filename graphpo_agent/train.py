@@ -158,6 +158,7 @@ def train(
         checkpoint = run.latest_checkpoint()
         setup.load(checkpoint)
         progress = run.rewind(checkpoint)
+        console.goes_on(run.path)
     started = time.monotonic() - progress.seconds
     stream = TaskStream(setup.tasks, config.seed, progress.tasks_drawn)
     after = None
@@ -178,7 +179,8 @@ def train(
             after, metrics = _evaluate(config, setup, console, greedy=over)
             row |= metrics
             row["time/eval"] = time.monotonic() - started - progress.seconds  # since the update
-        row["time/seconds"] = time.monotonic() - started
+        progress = replace(progress, seconds=time.monotonic() - started)
+        row["time/seconds"] = progress.seconds
         run.log_metrics(row)
         if resuming:  # settings that do not get through a step are not kept
             run.record_resume(dump_config(config), command_line())

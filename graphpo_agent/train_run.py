@@ -172,7 +172,10 @@ def _verl_run(
 
     with _begun(config, path, resume is not None, console, trackers) as run:
         keep_tasks(run, tasks.train, resume is not None)
-        step = 0 if resume is None else rewind_logs(run)
+        step = 0
+        if resume is not None:
+            step = rewind_logs(run)
+            console.goes_on(run.path)
         if step < (config.train.steps or 0):
             train_through_verl(config, run, console, resume is not None, going, tasks.left_out)
         else:

@@ -1,8 +1,10 @@
 """Runs that are stopped, damaged and resumed."""
 
+import io
 import json
 import resource
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,16 @@ from graphpo_agent.cli import main
 from graphpo_agent.config import RunConfig
 from graphpo_agent.config_file import dump_config, load_config
 from graphpo_agent.errors import RunError
+from graphpo_agent.report.checkpoints import read_progress
+from graphpo_agent.report.numbers import percent
 from graphpo_agent.report.run_dir import RunDirectory, locked
 from tests.runs import contents, rows, weights, without_times
 from tests.worlds import ROOT, files_of_at_most, run_arguments, start_command, wait_for
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -52,6 +61,25 @@ def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(kb: Path, tmp_path: 
     ]
     assert stripped[0] == stripped[1]
     assert (whole / "graphs.jsonl").read_text() == (halves / "graphs.jsonl").read_text()
+
+
+def test_the_time_of_a_resumed_run_goes_on_from_its_last_row(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluations count too: the last row holds one."""
+    evaluated = rows(run)[-1]
+    assert evaluated["time/eval"] > 0
+    assert read_progress(run / "checkpoints/step-000001")["seconds"] == evaluated["time/seconds"]
+    stream = _Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["train", "--resume", str(run), "train.steps=2"]) == 0
+    assert rows(run)[-1]["time/seconds"] > evaluated["time/seconds"]
+    first = percent(rows(run)[0]["eval/accuracy"])
+    assert f"step 2/2 · held-out {first} → " in stream.getvalue()
 
 
 @pytest.mark.slow

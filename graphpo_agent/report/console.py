@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -24,6 +25,7 @@ BAR_SECONDS = 0.5
 """From one look at what goes on to the next, on a terminal."""
 SILENT_SECONDS = 60.0
 """And elsewhere."""
+from graphpo_agent.report.run_files import read_run
 
 
 def _whole(value: float) -> str:
@@ -168,6 +170,15 @@ class RunConsole:
         share = metrics.get("rollout/left_out", 0.0)
         if share > 0 and not self._told_of_outages:
             self._told_of_outages = True
+    def goes_on(self, run_dir: Path) -> None:
+        """The run of a directory is resumed: its held-out accuracies so far are the first ones.
+
+        Raises:
+            RunError: as ``read_run``.
+        """
+        _, accuracies = read_run(run_dir).metrics.defined("eval/accuracy")
+        self._accuracies = accuracies.tolist()
+
             self.note(
                 f"outages left {percent(share)} of this step's trajectories unscored; "
                 "rollout/left_out in metrics.jsonl has that of every step"
