@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from graphpo_agent.report.numbers import compact, duration, fixed, percent
+from graphpo_agent.report.run_files import read_run
 
 __all__ = ["BAR_SECONDS", "SILENT_SECONDS", "RunConsole", "TimeLeft"]
 
@@ -25,7 +35,6 @@ BAR_SECONDS = 0.5
 """From one look at what goes on to the next, on a terminal."""
 SILENT_SECONDS = 60.0
 """And elsewhere."""
-from graphpo_agent.report.run_files import read_run
 
 
 def _whole(value: float) -> str:
@@ -95,6 +104,20 @@ class TimeLeft:
         return elapsed * (1 - progress) / done if done > 0 else NAN
 
 
+class _Description(ProgressColumn):
+    """A bar's description, cut where the share that is done and the time left need the room."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        text = Text(task.description)
+        room = self._console.width - len(f" 100% {task.fields['left']}") - len(GAP)
+        text.truncate(max(1, room), overflow="ellipsis")
+        return text
+
+
 class RunConsole:
     """What the train loop tells the person who watches.
 
@@ -128,7 +151,7 @@ class RunConsole:
         self._total_steps = total_steps
         if self._console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
+                _Description(self._console),
                 BarColumn(None, complete_style="cyan", finished_style="green"),
                 TaskProgressColumn(),
                 TextColumn("{task.fields[left]}", style="cyan"),
@@ -141,6 +164,15 @@ class RunConsole:
     def follow(self, told: Callable[[], object]) -> None:
         """Call something after each row from now on."""
         self._followers.append(told)
+
+    def goes_on(self, run_dir: Path) -> None:
+        """The run of a directory is resumed: its held-out accuracies so far are the first ones.
+
+        Raises:
+            RunError: as ``read_run``.
+        """
+        _, accuracies = read_run(run_dir).metrics.defined("eval/accuracy")
+        self._accuracies = accuracies.tolist()
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Show one row of metrics.jsonl; what it lacks is shown as a dash (held-out: blank)."""
@@ -170,15 +202,6 @@ class RunConsole:
         share = metrics.get("rollout/left_out", 0.0)
         if share > 0 and not self._told_of_outages:
             self._told_of_outages = True
-    def goes_on(self, run_dir: Path) -> None:
-        """The run of a directory is resumed: its held-out accuracies so far are the first ones.
-
-        Raises:
-            RunError: as ``read_run``.
-        """
-        _, accuracies = read_run(run_dir).metrics.defined("eval/accuracy")
-        self._accuracies = accuracies.tolist()
-
             self.note(
                 f"outages left {percent(share)} of this step's trajectories unscored; "
                 "rollout/left_out in metrics.jsonl has that of every step"

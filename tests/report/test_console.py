@@ -15,7 +15,7 @@ from graphpo_agent.errors import RewardError
 from graphpo_agent.report.console import RunConsole, TimeLeft
 from graphpo_agent.report.watch import Watch
 from graphpo_agent.train_run import train_run
-from tests.report.sample_run import metric_rows
+from tests.report.sample_run import metric_rows, write_lines
 from tests.worlds import run_arguments
 
 
@@ -93,6 +93,36 @@ def test_a_terminal_gets_a_bar_with_accuracy_and_time_left_and_its_cursor_back()
     assert "100%" in text
     assert re.search(r"(?<!\d)0s left", text)
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_bar_that_is_too_long_keeps_the_share_and_the_time_left(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(console_module, "BAR_SECONDS", 0.0)
+    stream = _Terminal()
+    console = RunConsole(stream)
+    console.start(1200)
+    for step, accuracy in ((0, 0.1), (600, 0.56)):
+        row = {"step": step, "progress": step / 1200, "time/seconds": 150.0 * step}
+        console.step(row | {"eval/accuracy": accuracy})
+    console.working(lambda: "step 601: 12.9k tokens, 13 of 16 graphs [/]")
+    console.close()
+    last = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue()).split("\r")[-1].rstrip()
+    assert last.startswith("step 600/1200 · hel") and last.endswith(" 50% 25h00m left")
+    assert "…" in last and len(last) <= columns
+
+
+def test_a_bar_goes_on_from_the_accuracies_before_a_resume(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", metric_rows(12))
+    stream = _Terminal()
+    console = RunConsole(stream)
+    console.start(14)
+    console.goes_on(tmp_path)
+    console.step({"step": 13, "progress": 13 / 14, "time/seconds": 60.0, "eval/accuracy": 0.75})
+    console.close()
+    assert "step 13/14 · held-out 21.0% → 75.0%" in stream.getvalue()
 
 
 def test_text_from_outside_is_not_read_as_markup() -> None:
