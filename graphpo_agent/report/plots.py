@@ -20,6 +20,8 @@ __all__ = ["Curve", "confidence_half_width", "curve_with_band", "draw_legend", "
 COLORS = ("#1f6fd0", "#d9541e", "#13946a", "#b07a00", "#c94f86", "#5a47b8")
 """Distinguishable with every common colour blindness; the dashes tell the lines apart in print."""
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 1)))
+_ROOM = 0.02
+"""Beyond 0 and 1, for the width of a line there: of the height that is shown."""
 STYLE: dict[RcKeyType, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -60,7 +62,7 @@ def curve_with_band(path: Path, curves: Sequence[Curve], *, title: str) -> None:
     """Write a figure of mean held-out accuracies over seeds with their 95 % confidence bands.
 
     A point that fewer than two seeds reached has a mean but no band; one that none reached is
-    left out.
+    left out. The axis ends where accuracies do, at 0 and 1, however wide a band of few seeds is.
 
     Args:
         path: the figure; its suffix (``.png`` or ``.svg``) decides the format.
@@ -76,6 +78,9 @@ def curve_with_band(path: Path, curves: Sequence[Curve], *, title: str) -> None:
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         lines = [_draw(axes, curve, i) for i, curve in enumerate(curves)]
+        low, high = axes.get_ylim()
+        room = _ROOM * (min(high, 1.0) - max(low, 0.0))
+        axes.set_ylim(max(low, -room), min(high, 1.0 + room))
         axes.set_title(title, loc="left", fontweight="bold", parse_math=False)
         axes.set_xlabel("generated tokens")
         axes.set_ylabel("held-out accuracy")

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -53,6 +54,15 @@ def test_a_curve_is_the_mean_of_the_seeds_that_are_there_inside_its_band() -> No
     # 12.706 · 0.2 around 0.6, where the two seeds are farthest apart
     assert corners[:, 1].min() == pytest.approx(0.6 - 2.5412, abs=1e-3)
     assert corners[:, 1].max() == pytest.approx(0.6 + 2.5412, abs=1e-3)
+
+
+def test_the_axis_of_accuracies_ends_where_they_do(tmp_path: Path) -> None:
+    for y, ends in ([[0.1, 0.9], [0.9, 0.1]], ("0.0", "1.0")), ([[0.0, 0.0]], ("0.00", "0.05")):
+        curve = Curve("graphpo", np.array([0.0, 1e5]), np.array(y))
+        curve_with_band(tmp_path / "a.svg", [curve], title="kb")
+        texts = re.findall(r"<!-- (\S+) -->", (tmp_path / "a.svg").read_text())
+        shares = [text for text in texts if re.fullmatch(r"\W?\d+\.\d+", text)]
+        assert (shares[0], shares[-1]) == ends
 
 
 def test_figures_are_written_in_both_formats_and_are_reproducible(tmp_path: Path) -> None:
