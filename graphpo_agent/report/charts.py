@@ -76,6 +76,10 @@ def line_chart(title: str, lines: Sequence[Line], write: Callable[[float], str])
         share = (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
         return round(BOTTOM - (BOTTOM - TOP) * share, 1)
 
+    points = [
+        _points(drawn, _spans(line), place_x, place_y, write)
+        for line, drawn in zip(lines, shown, strict=True)
+    ]
     return Markup(
         render(
             "chart.svg",
@@ -86,7 +90,7 @@ def line_chart(title: str, lines: Sequence[Line], write: Callable[[float], str])
             x_ticks=[(place_x(x), f"{x:g}") for x in x_ticks],
             y_ticks=[(place_y(y), write(y)) for y in y_ticks],
             lines=[_draw(line, place_x, place_y) for line in shown],
-            points=json.dumps([_points(line, place_x, place_y, write) for line in shown]),
+            points=json.dumps(points),
         )
     )
 
@@ -140,11 +144,25 @@ def _thinned(line: Line) -> Line:
     """At most ``MAX_POINTS`` points, each the mean of its neighbours."""
     if len(line.x) <= MAX_POINTS:
         return line
-    starts = np.linspace(0, len(line.x), MAX_POINTS, endpoint=False).astype(np.int64)
+    starts = _starts(line)
     sizes = np.diff([*starts, len(line.x)])
     x, y = (np.add.reduceat(values, starts) / sizes for values in (line.x, line.y))
     width = None if line.half_width is None else line.half_width[starts]
     return Line(line.label, x, y, line.noisy, width)
+
+
+def _starts(line: Line) -> NDArray[np.int64]:
+    """[points drawn] the first of the values whose mean each point is."""
+    count = len(line.x)
+    return np.linspace(0, count, min(count, MAX_POINTS), endpoint=False).astype(np.int64)
+
+
+def _spans(line: Line) -> list[str]:
+    """The step of each point drawn; where it is a mean, of which steps."""
+    starts = _starts(line)
+    ends = np.append(starts[1:], len(line.x)) - 1
+    pairs = zip(line.x[starts].tolist(), line.x[ends].tolist(), strict=True)
+    return [f"{a:.0f}" if a == b else f"{a:.0f}–{b:.0f}, mean" for a, b in pairs]
 
 
 def _draw(
@@ -172,6 +190,7 @@ def _path(xs: Sequence[float], ys: Sequence[float]) -> str:
 
 def _points(
     line: Line,
+    spans: Sequence[str],
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
     write: Callable[[float], str],
@@ -181,7 +200,7 @@ def _points(
         "label": line.label,
         "x": [place_x(x) for x in line.x.tolist()],
         "y": [place_y(y) for y in line.y.tolist()],
-        "step": [f"{x:.0f}" for x in line.x.tolist()],
+        "step": spans,
         "value": [write(y) for y in line.y.tolist()],
     }
 

@@ -14,7 +14,7 @@ from graphpo_agent.graph.jsonl import count_lines, read_graphs
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.method import Credit
 from graphpo_agent.plain_text import plain_text
-from graphpo_agent.report.charts import Line, line_chart
+from graphpo_agent.report.charts import MAX_POINTS, Line, line_chart
 from graphpo_agent.report.drawing import LONG_FACTS, MAX_NODES, draw_graph, node_facts
 from graphpo_agent.report.numbers import UNDEFINED, compact, duration, percent, signed
 from graphpo_agent.report.panels import PANELS, Panel
@@ -84,6 +84,7 @@ def write_report(
         subtitle=_subtitle(run.config),
         tiles=_tiles(run.metrics),
         num_steps=len(run.metrics.steps),
+        max_points=MAX_POINTS,
         sections=_sections(run.metrics),
         graph=None if choice is None else _graph_section(*choice, credit_of, decode),
         whitens=whitens,

@@ -107,7 +107,9 @@ def test_a_long_run_is_thinned_by_means() -> None:
     chart = _parse([_line(10 * MAX_POINTS)])
     (points,) = json.loads(chart.attrib["data-points"])
     assert len(points["x"]) == len(points["value"]) == MAX_POINTS
-    assert points["step"][0] == "4"  # the mean of steps 0 to 9, rounded half to even
+    assert (points["step"][0], points["step"][-1]) == ("0–9, mean", "2990–2999, mean")
+    (points,) = json.loads(_parse([_line(3)]).attrib["data-points"])
+    assert points["step"] == ["0", "1", "2"]
 
 
 def test_points_stand_where_the_axes_say() -> None:
