@@ -11,6 +11,7 @@ from graphpo_agent.errors import GraphError, RunError
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.methods.method import Credit
+from graphpo_agent.report.charts import MAX_POINTS
 from graphpo_agent.report.html import _NEWEST_GRAPHS, _line, choose_graph, write_report
 from graphpo_agent.report.panels import PANELS, Panel
 from graphpo_agent.report.run_files import read_run
@@ -153,6 +154,44 @@ def test_a_band_belongs_to_the_evaluations_that_it_surrounds(tmp_path: Path) -> 
 def test_every_status_of_an_edge_has_a_line() -> None:
     names = [name for name, _ in _panel("What became of the edges").metrics]
     assert names == [f"rollout/status/{status}" for status in get_args(StepStatus)]
+
+
+def test_no_two_lines_of_a_chart_have_one_colour(tmp_path: Path) -> None:
+    rows = metric_rows(9)
+    rows[3] |= {f"rollout/status/{status}": 0.1 for status in get_args(StepStatus)}
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    html, _ = _report(tmp_path)
+    chart = html.partition("What became of the edges</span>")[2].partition("</figure>")[0]
+    colours = re.findall(r'class="series (c\d)"', chart)
+    assert len(set(colours)) == len(get_args(StepStatus))
+    assert re.findall(r'class="(c\d)"><i>', chart) == colours
+    for colour in colours:
+        values = re.findall(rf"--{colour}: (#\w+);", html)
+        assert len(values) == 2 and f".{colour} {{ --c: var(--{colour}); }}" in html  # light, dark
+        assert all(html.count(f": {value};") == 1 for value in values)
+
+
+def test_a_long_run_says_that_its_points_are_means(tmp_path: Path) -> None:
+    for steps in (MAX_POINTS - 1, MAX_POINTS):  # and the evaluation before them
+        write_lines(tmp_path / "metrics.jsonl", metric_rows(steps))
+        assert ("each point is the mean" in _report(tmp_path)[1].text) == (steps == MAX_POINTS)
+
+
+def test_on_paper_legends_keep_their_colours_and_the_drawing_its_right_end(tmp_path: Path) -> None:
+    html, _ = _report(write_sample_run(tmp_path, steps=3))
+    printed = html.partition("@media print {")[2].partition("\n}")[0]
+    assert ".legend i { print-color-adjust: exact; }" in printed
+    assert re.search(r"\.drawing svg {[^}]* max-width: 100%;", printed)
+
+
+def test_long_names_break_between_words_and_an_identifier_turns_nothing_around(
+    tmp_path: Path,
+) -> None:
+    run = write_sample_run(tmp_path, steps=3)
+    write_lines(run / "graphs.jsonl", [kb_graph("\u202eabc", seed=4)])
+    html, _ = _report(run)
+    assert "<bdi>\u202eabc</bdi>" in html
+    assert "search.<wbr>options.<wbr>topk" in html and "efficiency_<wbr>weight" in html
 
 
 def test_the_numbers_of_a_long_run_end_with_its_last_step(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@
         const j = nearest(line.x, at);
         if (Math.abs(line.x[j] - at) > 0.5) return;
         if (!rows.length) rows.push(["step", line.step[j], ""]);
-        overlay.appendChild(element("circle", { class: `mark c${i % 6}`, cx: line.x[j], cy: line.y[j], r: 4 }));
-        rows.push([line.label, line.value[j], `c${i % 6}`]);
+        overlay.appendChild(element("circle", { class: `mark c${i}`, cx: line.x[j], cy: line.y[j], r: 4 }));
+        rows.push([line.label, line.value[j], `c${i}`]);
       });
       show(rows, event);
     });
