@@ -42,7 +42,7 @@ class _Node:
     shape: str
     """``right``, ``wrong``, ``partial``, ``stopped`` or ``inner``."""
     strength: float | None
-    """S(v) within [0, 1]; None where undefined."""
+    """Where S(v) lies on the scale of the legend, in [0, 1]; None where undefined."""
     score: str
     letter: str
     """Names an equivalence class of two or more; empty for a node on its own."""
@@ -92,7 +92,8 @@ def draw_graph(
     merged = bool(_class_letters(credit.classes, shown))
     top = TOP_WITH_CLASSES if merged else TOP
     xs, ys = _positions(graph, credit.classes, shown, top)
-    nodes = _nodes(graph, credit, shown, xs, ys, decode)
+    scale = _score_scale(credit, shown)
+    nodes = _nodes(graph, credit, shown, xs, ys, decode, scale)
     edges, largest = _edges(graph, credit, shown, xs, ys)
     columns = sorted({(node.x, int(graph.depth[node.index])) for node in nodes})
     return Markup(
@@ -107,7 +108,9 @@ def draw_graph(
             nodes=nodes,
             links=_links(nodes),
             largest=fixed(largest, 2),
-            has_score="score" in credit.columns,
+            scale=[_score(end, 0 if end in (0, 1) else 2) for end in scale]
+            if "score" in credit.columns
+            else [],
             shapes={node.shape for node in nodes},
         )
     )
@@ -128,7 +131,7 @@ def node_facts(
         facts.append(("reward", f"{graph.reward[node]:g}"))
     columns = {name: float(values[node]) for name, values in credit.columns.items()}
     if "score" in columns:
-        facts.append(("score S", fixed(columns["score"], 3)))
+        facts.append(("score S", _score(columns["score"], 3)))
     if "correct" in columns and "total" in columns:
         facts.append(("right / all below", f"{columns['correct']:g} / {columns['total']:g}"))
     if node:
@@ -179,6 +182,7 @@ def _nodes(
     xs: Sequence[float],
     ys: Sequence[float],
     decode: Callable[[Sequence[int]], str] | None,
+    scale: tuple[float, float],
 ) -> list[_Node]:
     letters = _class_letters(credit.classes, shown)
     hidden = _hidden_below(graph.parent, shown)
@@ -189,8 +193,10 @@ def _nodes(
             x=xs[v],
             y=ys[v],
             shape=_shape(graph, v),
-            strength=min(1.0, max(0.0, scores[v])) if math.isfinite(scores[v]) else None,
-            score=fixed(scores[v], 2) if "score" in credit.columns else "",
+            strength=(scores[v] - scale[0]) / (scale[1] - scale[0])
+            if math.isfinite(scores[v])
+            else None,
+            score=_score(scores[v], 2) if "score" in credit.columns else "",
             letter=letters.get(int(credit.classes[v]), ""),
             class_id=int(credit.classes[v]),
             index=v,
@@ -199,6 +205,17 @@ def _nodes(
         )
         for v in np.flatnonzero(shown).tolist()
     ]
+
+
+def _score_scale(credit: Credit, shown: NDArray[np.bool_]) -> tuple[float, float]:
+    """From 0 to 1, and as far beyond as the scores shown go: TreeRL's are less the root's value."""
+    scores = credit.columns["score"][shown] if "score" in credit.columns else np.zeros(0)
+    known = scores[np.isfinite(scores)].tolist()
+    return min([0.0, *known]), max([1.0, *known])
+
+
+def _score(value: float, digits: int) -> str:
+    return fixed(value, digits).replace("-", "−")
 
 
 def _edges(

@@ -164,6 +164,29 @@ def test_nodes_are_named_as_in_the_file_and_advantages_of_several_terms_are_summ
         assert facts.get("advantage") == ("+0.750" if v else None)
 
 
+def test_scores_below_0_are_told_apart_and_the_legend_says_how_far_they_go(
+    graph: RolloutGraph,
+) -> None:
+    """TreeRL's are those of the root subtracted."""
+    credit = _graphpo(graph)
+    drawn = _by_class(draw_graph(graph, credit), "g")
+    legend = {text.text for text in drawn["g-legend"][0].iter(SVG + "text")}
+    assert {"0", "1"} <= legend
+    scores = np.full(graph.num_nodes, 0.5)
+    scores[1:3] = -0.25, 0.0
+    drawing = draw_graph(graph, replace(credit, columns={**credit.columns, "score": scores}))
+    drawn = _by_class(drawing, "g")
+    styles = {
+        int(g.attrib["data-node"]): g.attrib.get("style")
+        for g in drawn["g-node"][-graph.num_nodes :]
+    }
+    assert (styles[0], styles[1], styles[2]) == ("--t:60%", "--t:0%", "--t:20%")
+    legend = {text.text for text in drawn["g-legend"][0].iter(SVG + "text")}
+    assert {"−0.25", "1"} <= legend and "−0.25" in {
+        t.text for t in _by_class(drawing, "text")["g-score"]
+    }
+
+
 def test_a_method_without_scores_is_drawn_without_them(graph: RolloutGraph) -> None:
     (credit,) = Grpo().assign_credit([graph], [np.arange(graph.num_nodes)])
     drawing = draw_graph(graph, credit)
