@@ -171,6 +171,26 @@ def test_no_two_lines_of_a_chart_have_one_colour(tmp_path: Path) -> None:
         assert all(html.count(f": {value};") == 1 for value in values)
 
 
+def _luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb`` (WCAG 2.1)."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_small_text_stands_out_from_what_is_behind_it(tmp_path: Path) -> None:
+    """At 4.5 to 1 and more, as WCAG 2.1 asks (success criterion 1.4.3)."""
+    html, _ = _report(write_sample_run(tmp_path, steps=3))
+    themes = re.findall(r":root {(.*?)}", html, flags=re.DOTALL)
+    assert len(themes) == 2  # light, dark
+    for theme in themes:
+        colours = dict(re.findall(r"--(\w+): (#\w+);", theme))
+        for text in ("ink", "soft", "faint", "accent"):
+            for behind in ("page", "surface"):
+                dark, light = sorted(_luminance(colours[name]) for name in (text, behind))
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, behind)
+
+
 def test_a_long_run_says_that_its_points_are_means(tmp_path: Path) -> None:
     for steps in (MAX_POINTS - 1, MAX_POINTS):  # and the evaluation before them
         write_lines(tmp_path / "metrics.jsonl", metric_rows(steps))
