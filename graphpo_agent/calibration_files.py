@@ -44,7 +44,7 @@ def write_calibration(out: Path, states: Mapping[str, StateConfig], found: Calib
         record = _record(states, found)
         write_atomically(partial / "calibration.json", json.dumps(record, indent=1) + "\n")
         write_atomically(partial / "calibration.md", "\n".join(summary(found)) + "\n")
-        _plot(partial / "calibration.png", found)
+        draw_panels(partial / "calibration.png", *_panels(found))
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -148,10 +148,11 @@ def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in padded]
 
 
-def _plot(path: Path, found: Calibration) -> None:
-    """Four measures over all thresholds; a choice of keys alone is a level line."""
+def _panels(found: Calibration) -> tuple[list[float], list[CurvePanel]]:
+    """All thresholds and four measures over them; a choice of keys alone is a level line."""
     named = {row.threshold for choice in found.choices.values() for row in choice.rows}
-    thresholds = sorted(kappa for kappa in named if kappa is not None) or [1.0]
+    thresholds = sorted(kappa for kappa in named if kappa is not None)
+    thresholds = thresholds or sorted(found.options.thresholds)
 
     def panel(
         title: str,
@@ -173,7 +174,7 @@ def _plot(path: Path, found: Calibration) -> None:
         ]
         return CurvePanel(title, lines, level)
 
-    panels = [
+    return thresholds, [
         panel("states merged with another", lambda row: row.merged_states),
         panel("share of merged pairs not shown to differ", lambda row: row.right),
         panel(
@@ -188,4 +189,3 @@ def _plot(path: Path, found: Calibration) -> None:
             level=(found.score_error, "nothing merged"),
         ),
     ]
-    draw_panels(path, thresholds, panels)

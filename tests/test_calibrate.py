@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from graphpo_agent.calibrate import calibrate_command, load_states, tasks_of
-from graphpo_agent.calibration_files import summary, write_calibration
+from graphpo_agent.calibration_files import _panels, summary, write_calibration
 from graphpo_agent.cli import main
 from graphpo_agent.config_state import HashingEmbedderConfig, TextState
 from graphpo_agent.errors import (
@@ -263,6 +263,11 @@ def test_keys_alone_have_a_figure(tmp_path):
     found = calibration(key=(replace(LOW, threshold=None),))
     write_calibration(tmp_path / "out", states, found)
     assert (tmp_path / "out/calibration.png").read_bytes().startswith(b"\x89PNG")
+    thresholds, panels = _panels(found)  # over which a band has a width
+    assert thresholds == sorted(CalibrateOptions().thresholds)
+    ((line,),) = (panel.lines for panel in panels if "spread" in panel.title)
+    assert line.y.tolist() == [LOW.spread] * len(thresholds)
+    assert line.upper is not None and set(line.upper.tolist()) == {LOW.spread_upper}
 
 
 def test_no_two_of_a_dozen_lines_look_alike_and_bounds_are_shaded(tmp_path):
