@@ -15,7 +15,7 @@ __all__ = ["add_data_verbs"]
 _INDEX_KINDS = ("bm25", "lucene", "dense")
 _OPTIONS_HELP = "options of the kind, listed in docs/retrieval.md and by a wrong one"
 _TRANSCRIPTS_HELP = (
-    'JSON lines: {"id", "response", "gold", "prompt"}; judge needs "question", too, and code '
+    'JSON lines: {"id", "response", "gold", "prompt"}; a judge needs "question", too, and code '
     '"tests" in its "metadata"'
 )
 _INDEX_OUT_HELP = "where the index goes; one that is there is replaced"

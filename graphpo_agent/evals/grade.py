@@ -1,13 +1,16 @@
 """``graphpo grade``: a reward or grader on the transcripts of a file, as a dry run.
 
 A row is ``{"id", "response": str, "gold": str|[str], "prompt": str}``, ``prompt`` perhaps absent
-and other fields ignored; ``judge`` wants ``question``, too, and ``asearcher`` takes ``aug_answers``
-(a list of strings), in the row or its ``metadata``; where ``unanswerable`` is true there, ``gold``
-may be empty. ``code`` wants ``tests`` there, as ``data prepare livecodebench`` writes them, and no
-``gold``. Of the rows of ``graphpo eval``, which have ``turns``, all but the rules on whole
-transcripts take the ``answer`` that was marked, ``asearcher`` the ``turns``, and one whose reward
-is null for a tool's outage has no score. It becomes
-``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
+and other fields ignored. What asks a judge wants ``question``, too; ``asearcher`` takes
+``aug_answers`` (a list of strings), in the row or its ``metadata``, and where ``unanswerable`` is
+true there, ``gold`` may be empty; ``code`` wants ``tests`` there, as ``data prepare livecodebench``
+writes them, and no ``gold``.
+
+Of the rows of ``graphpo eval``, which have ``turns``, all but the rules on whole transcripts take
+the ``answer`` that was marked, ``asearcher`` the ``turns``, and one whose reward is null for a
+tool's outage has no score.
+
+A row becomes ``{"id", "score": float|null, "extracted": str|null, "status", "detail": {}}``.
 """
 
 import math
@@ -21,6 +24,7 @@ from typing import Any
 from graphpo_agent.data.jsonl import read_rows, write_rows
 from graphpo_agent.errors import DataError, ToolError
 from graphpo_agent.evals.graders import (
+    JUDGED,
     Grade,
     GradeOptions,
     Grader,
@@ -75,7 +79,7 @@ def grade_file(kind: str, path: str, out: str, options: GradeOptions) -> GradeSu
     transcripts = _transcripts(kind, Path(path))
     tally = _Tally()
     write_rows(
-        target, _rows(transcripts, grade, _AT_ONCE if kind in ("judge", "code") else 1, tally)
+        target, _rows(transcripts, grade, _AT_ONCE if kind in JUDGED | {"code"} else 1, tally)
     )
     return tally.summary()
 
@@ -121,7 +125,7 @@ def _transcripts(kind: str, path: Path) -> Iterator[Transcript]:
     empty = True
     for place, row in read_rows(path):
         empty = False
-        if kind == "judge" and "question" not in row:
+        if kind in JUDGED and "question" not in row:
             raise DataError(f"{place}: field 'question' is missing")
         transcript = _transcript(place, {"gold": [], **row} if kind == "code" else row)
         if kind == "code":

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from graphpo_agent.errors import ConfigError
@@ -29,6 +29,7 @@ from graphpo_agent.rewards.transcripts import (
 from graphpo_agent.types import Outcome, Task
 
 __all__ = [
+    "JUDGED",
     "KINDS",
     "Grade",
     "GradeOptions",
@@ -117,6 +118,18 @@ _RULES: Mapping[str, _Rule] = {
     "tree_grpo_f1": tree_grpo_f1,
     "verl_search_r1_em": verl_search_r1_em,
 }
+_MARKS = r"[ \t*_>#]*+"
+_FINAL_LINES: Mapping[str, re.Pattern[str] | None] = {
+    "browsecomp": re.compile(rf"^{_MARKS}exact answer{_MARKS}[:：]{_MARKS}(\S.*)$", re.I | re.M),
+    "webwalker": None,
+    "xbench": re.compile(rf"最终答案{_MARKS}[:：]{_MARKS}(\S.*)$", re.M),
+}
+"""How the benchmarks that a judge decides ask for an answer; where no line is so, the judge is
+shown the whole response."""
+_CONFIDENCE = re.compile(
+    rf"^{_MARKS}confidence{_MARKS}[:：]{_MARKS}(\d+(?:\.\d+)?)[ \t]*%", re.I | re.M
+)
+_JUDGE_OPTIONS = frozenset({"bare", "judge_url", "judge_model", "judge_key_env"})
 _FORMAT_OPTIONS = frozenset(
     {"structure_score", "final_format_score", "retrieval_score", "format_score"}
 )
@@ -124,7 +137,7 @@ _TAKES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("em", "subem", "f1"), frozenset({"bare"})),
     **dict.fromkeys(_RULES, _FORMAT_OPTIONS),
     "asearcher": frozenset(),
-    "judge": frozenset({"bare", "judge_url", "judge_model", "judge_key_env"}),
+    **dict.fromkeys(("judge", *_FINAL_LINES), _JUDGE_OPTIONS),
     "gaia": frozenset({"bare"}),
     "math": frozenset({"bare"}),
     "math_dapo": frozenset({"verl_version"}),
@@ -134,6 +147,8 @@ _TAKES: Mapping[str, frozenset[str]] = {
 """The options of every kind."""
 KINDS = tuple(_TAKES)
 """Every KIND of ``graphpo grade``."""
+JUDGED = frozenset(("judge", *_FINAL_LINES))
+"""Those that ask a judge."""
 
 _ANSWER_TAG = re.compile("(</?answer>)")
 _INFORMATION = re.compile("<information>.*?</information>", re.DOTALL)
@@ -158,8 +173,13 @@ def grader(kind: str, options: GradeOptions) -> Grader:
     if kind == "asearcher":
         return _by_asearcher
     if kind == "judge":
-        judge = _judge(options)
-        return lambda transcript: _by_judge(transcript, judge, options.bare)
+        judge = _judge(kind, options)
+        return lambda transcript: _by_judge(
+            transcript, judge, _given_answer(transcript, options.bare)
+        )
+    if kind in _FINAL_LINES:
+        judge = _judge(kind, options)
+        return lambda transcript: _by_benchmark(transcript, judge, kind, options.bare)
     if kind == "math":
         reward = MathReward()
         return lambda transcript: _by_math(transcript, reward, options.bare)
@@ -193,9 +213,9 @@ def _by_answer(transcript: Transcript, compare: _Answers, bare: bool) -> Grade:
     return Grade(best, answer, "ok", {"gold": nearest})
 
 
-def _judge(options: GradeOptions) -> Judge:
+def _judge(kind: str, options: GradeOptions) -> Judge:
     if options.judge_url is None or options.judge_model is None:
-        raise ConfigError("judge needs --judge-url and --judge-model")
+        raise ConfigError(f"{kind} needs --judge-url and --judge-model")
     chat = OpenAIChat(options.judge_url, options.judge_model, api_key_env=options.judge_key_env)
     return Judge(chat)
 
@@ -209,8 +229,28 @@ def _by_asearcher(transcript: Transcript) -> Grade:
     return Grade(score, answer, "no_answer" if answer is None else "ok", {"turns": len(turns)})
 
 
-def _by_judge(transcript: Transcript, judge: Judge, bare: bool) -> Grade:
-    answer = _given_answer(transcript, bare)
+def _by_benchmark(transcript: Transcript, judge: Judge, kind: str, bare: bool) -> Grade:
+    """The judge's verdict of what a benchmark takes for the answer; xbench's equal one needs none.
+
+    BrowseComp's ``detail`` has the confidence that the response states, in percent.
+    """
+    response = transcript.response.rpartition("</think>")[2].strip()
+    answer, line = _given_answer(transcript, bare), _FINAL_LINES[kind]
+    if answer is None and not (transcript.turns and transcript.marked):
+        lines = [] if line is None else line.findall(response)
+        answer = lines[-1].strip() if lines else response or None
+    if kind == "xbench" and answer in transcript.golds:
+        return Grade(1.0, answer, "ok", {"verdict": "equal"})
+    grade = _by_judge(transcript, judge, answer)
+    if kind != "browsecomp":
+        return grade
+    stated = _CONFIDENCE.findall(response)
+    return replace(
+        grade, detail={**grade.detail, "confidence": float(stated[-1]) if stated else None}
+    )
+
+
+def _by_judge(transcript: Transcript, judge: Judge, answer: str | None) -> Grade:
     if answer is None:
         return Grade(0.0, None, "no_answer", {})
     try:

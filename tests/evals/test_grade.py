@@ -130,6 +130,59 @@ def test_a_judge_s_verdicts_are_scores_and_what_has_none_is_told_apart(tmp_path:
     assert (alone["score"], alone["extracted"]) == (1.0, "oak")
 
 
+def test_benchmarks_answers_are_where_they_ask_for_them(tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    def judged(before: int, request: Any) -> Any:
+        (case,) = [m["content"] for m in request.json()["messages"] if "accepted" in m["content"]]
+        shown.append(json.loads(case[case.index("\n{") :])["given_answer"])
+        content = json.dumps({"verdict": "correct" if "oak" in shown[-1] else "incorrect"})
+        return answer({"choices": [{"message": {"role": "assistant", "content": content}}]})
+
+    row = {"id": "a", "question": "which?", "gold": "oak"}
+    browsed = "<think>Exact Answer: fir</think>Explanation: old\n**Exact Answer:** an oak\n"
+    evaluated = {**row, "turns": ["x"], "answer": None, "response": "an oak"}
+    with serving(judged) as server:
+        options = GradeOptions(judge_url=server.url, judge_model="m")
+
+        def grade(kind: str, *rows: dict[str, Any]) -> list[tuple[Any, ...]]:
+            shown.clear()
+            found = graded(tmp_path, kind, *rows, options=options)
+            return [(one["score"], one["extracted"], one["detail"]) for one in found]
+
+        assert grade("browsecomp", {**row, "response": "Exact Answer:\nConfidence: 9 %"})[0][
+            1:
+        ] == (
+            "Exact Answer:\nConfidence: 9 %",
+            {"verdict": "incorrect", "confidence": 9.0},
+        )
+        assert grade("browsecomp", {**row, "response": "Exact Answer: $5"})[0][1] == "$5"
+        sure, unsure = browsed + "Confidence: 85%", browsed.replace("an oak", "fir")
+        assert grade("browsecomp", {**row, "response": sure}, {**row, "response": unsure}) == [
+            (1.0, "an oak", {"verdict": "correct", "confidence": 85.0}),
+            (0.0, "fir", {"verdict": "incorrect", "confidence": None}),
+        ]
+        whole = "It has been an oak\nfor ever."
+        assert grade("webwalker", {**row, "response": f"<think>fir</think> {whole}"}) == [
+            (1.0, whole, {"verdict": "correct"})
+        ]
+        assert shown == [whole]
+        assert grade("xbench", {**row, "response": "推理\n最终答案: oak"}) == [
+            (1.0, "oak", {"verdict": "equal"})
+        ]
+        assert not shown
+        assert grade("xbench", {**row, "response": "**最终答案**：an oak"}, evaluated) == [
+            (1.0, "an oak", {"verdict": "correct"}),
+            (0.0, None, {}),
+        ]
+        assert grade("webwalker", {**row, "response": "<answer>fir</answer> oak"})[0][:2] == (
+            0.0,
+            "fir",
+        )
+    with pytest.raises(ConfigError, match="xbench needs --judge-url and --judge-model"):
+        graded(tmp_path, "xbench", row)
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
