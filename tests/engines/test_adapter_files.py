@@ -16,7 +16,7 @@ from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.options import OptimizerOptions
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.errors import GraphPOError, RunError
+from graphpo_agent.errors import GraphPOError, ModelError, RunError
 from graphpo_agent.local_chat import LocalChat
 from tests.worlds import ROOT, run_arguments, sft_overrides
 
@@ -133,6 +133,37 @@ def test_adapters_that_cannot_be_used_are_one_line(place: Path, how: str, says: 
     with pytest.raises(GraphPOError, match=says) as caught:
         load_model(str(place / "step"), torch.float64)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_adapters_of_one_weight_in_two_places_are_one_line(
+    family: str,
+    target: str,
+    make_model: MakeModel,
+    tmp_path: Path,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    make_model(family).save_pretrained(tmp_path / "base")
+    base = load_model(str(tmp_path / "base"), torch.float64)
+    ids = torch.arange(4, 12)[None]
+    adapted = get_peft_model(
+        base, LoraConfig(r=2, target_modules=[target], init_lora_weights=False)
+    )
+    adapted.save_pretrained(str(tmp_path / "adapters"), save_embedding_layers=False)
+    recwarn.clear()
+    if family == "llama":  # whose head has a weight of its own
+        with torch.no_grad():
+            expected = adapted(input_ids=ids).logits
+            merged = load_model(str(tmp_path / "adapters"), torch.float64)(ids).logits
+        torch.testing.assert_close(merged, expected, rtol=0, atol=1e-10)
+        return
+    with pytest.raises(ModelError, match="one weight there, and cannot be merged") as caught:
+        load_model(str(tmp_path / "adapters"), torch.float64)
+    assert "\n" not in str(caught.value)
+    assert [str(each.message) for each in recwarn.list] == []
 
 
 def test_without_peft_one_line_says_what_to_install(

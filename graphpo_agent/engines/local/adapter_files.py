@@ -1,9 +1,10 @@
 """Directories that hold adapters, as peft writes them, and name the model that they belong to."""
 
 import json
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -73,7 +74,10 @@ def merge_adapters(model: PreTrainedModel, directory: str) -> PreTrainedModel:
     from peft import PeftConfig, get_peft_model
 
     try:
-        adapted = get_peft_model(model, PeftConfig.from_pretrained(directory))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Model (has|with) `tie_word")
+            adapted = get_peft_model(model, PeftConfig.from_pretrained(directory))
+        _check_ties(model, directory)
         read_adapters(Path(directory), adapted)
         merged = cast(PreTrainedModel, adapted.merge_and_unload())
     except GraphPOError:
@@ -85,6 +89,23 @@ def merge_adapters(model: PreTrainedModel, directory: str) -> PreTrainedModel:
     merged.name_or_path = directory  # which further adapters belong to
     merged.requires_grad_(True)
     return merged
+
+
+def _check_ties(model: PreTrainedModel, directory: str) -> None:
+    """Raise ModelError for adapters of the embeddings or the head where these are one weight.
+
+    Merged, both would be adapted.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    adapted = any(isinstance(layer, BaseTunerLayer) for layer in layers)
+    if adapted and layers[0].weight is layers[1].weight:
+        raise ModelError(
+            f"adapters {directory} are on the embeddings or the output head of "
+            f"{model.name_or_path}, which are one weight there, and cannot be merged into it; "
+            "train others that leave both out"
+        )
 
 
 def read_adapters(directory: Path, model: nn.Module) -> None:
