@@ -24,9 +24,10 @@ from graphpo_agent.engines.local.reach import told_reach
 from graphpo_agent.errors import ConfigError, GraphPOError, ModelError
 from graphpo_agent.evals.heldout import Evaluation, Judged, by_level, measured, sample
 from graphpo_agent.evals.transcripts import TranscriptFile, Transcripts, counted_in
+from graphpo_agent.inputs import output_name
 from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
-from graphpo_agent.partial_output import output_name, partial_output
+from graphpo_agent.partial_output import partial_output
 from graphpo_agent.protocols import Policy
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.numbers import duration

@@ -1,14 +1,12 @@
 """An output that is made task by task: an interruption costs only the tasks that are under way."""
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.data.jsonl import append_line, checked_row, parse_json
 from graphpo_agent.errors import ConfigError, DataError
 from graphpo_agent.locks import file_lock
@@ -16,15 +14,9 @@ from graphpo_agent.locks import file_lock
 __all__ = [
     "PartialOutput",
     "check_name",
-    "inputs_name",
-    "output_name",
     "partial_output",
     "partial_path",
 ]
-
-
-_SAMPLES, _SAMPLE_BYTES = 64, 2**14
-"""Of a file of weights: other training changes nearly all of them."""
 
 Row = dict[str, Any]
 K = TypeVar("K")
@@ -135,52 +127,3 @@ def check_name(path: Path, begun: Mapping[str, Any], name: Mapping[str, Any]) ->
             f"{path} was left by an interrupted command with other {', '.join(differ)}: "
             "remove it, or name another output"
         )
-
-
-def output_name(
-    verb: str,
-    config: RunConfig | SftConfig,
-    unused: Collection[str],
-    files: Mapping[str, Sequence[Path]],
-    **flags: int,
-) -> dict[str, Any]:
-    """What decides the output of a verb; two that agree in it are one.
-
-    The policy goes by its path and by samples of what is in its files.
-
-    Args:
-        verb: which.
-        config: with which settings.
-        unused: those of its sections that change nothing.
-        files: which it reads, by the section that names them; their contents decide.
-        flags: of the command line.
-    """
-    settings = config.model_dump(mode="json", exclude=set(unused))
-    return settings | inputs_name(config.model.path, files) | {"verb": verb} | flags
-
-
-def inputs_name(model: str, files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """What is read, by name: digests of ``weights`` and files.
-
-    Args:
-        model: the policy's directory or name.
-        files: by a name of theirs.
-    """
-    digests = {
-        name: [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-        for name, paths in files.items()
-    }
-    return digests | {"weights": _sampled_digest(Path(model))}
-
-
-def _sampled_digest(directory: Path) -> str:
-    """Of the names and sizes of its files, and of what is in each at places all over it."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in directory.glob("*") if path.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.name}/{size}/".encode())
-        with path.open("rb") as file:
-            for k in range(_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * k // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

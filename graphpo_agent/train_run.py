@@ -18,10 +18,10 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.evals.heldout import Evaluation
 from graphpo_agent.graph.equivalence import find_classes
 from graphpo_agent.graph.rollout_graph import RolloutGraph
+from graphpo_agent.inputs import inputs_name
 from graphpo_agent.memory import describe_budget
 from graphpo_agent.methods.method import Credit, credits_of
 from graphpo_agent.outputs import check_above
-from graphpo_agent.partial_output import inputs_name
 from graphpo_agent.protocols import Tracker
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.html import write_report

@@ -17,6 +17,7 @@ from graphpo_agent.engines.local.model import load_model, model_without_weights
 from graphpo_agent.engines.local.options import OptimizerOptions
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.errors import GraphPOError, ModelError, RunError
+from graphpo_agent.inputs import inputs_name
 from graphpo_agent.local_chat import LocalChat
 from tests.worlds import ROOT, run_arguments, sft_overrides
 
@@ -164,6 +165,15 @@ def test_adapters_of_one_weight_in_two_places_are_one_line(
         load_model(str(tmp_path / "adapters"), torch.float64)
     assert "\n" not in str(caught.value)
     assert [str(each.message) for each in recwarn.list] == []
+
+
+def test_a_checkpoint_upon_other_weights_is_another_policy(
+    place: Path, make_model: MakeModel, tmp_path: Path
+) -> None:
+    names = [inputs_name(str(place / "step"), {})]
+    make_model(spread=0.4).save_pretrained(place / "base")
+    names.append(inputs_name(str(place / "step"), {}))
+    assert names[0] != names[1]
 
 
 def test_without_peft_one_line_says_what_to_install(
