@@ -141,7 +141,8 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
 
 def _begun_with(config: RunConfig, resume: Path) -> RunConfig:
     """The configuration of a run that is to go on, whose checkpoints its engine can read."""
-    before = load_config(RunConfig, RunDirectory.existing(resume).config_path)
+    run = RunDirectory.existing(resume)
+    before = load_config(RunConfig, run.config_path)
     through_verl = [isinstance(each.engine, VerlEngineConfig) for each in (before, config)]
     if through_verl[0] != through_verl[1]:
         raise ConfigError(
@@ -149,7 +150,29 @@ def _begun_with(config: RunConfig, resume: Path) -> RunConfig:
             f"{config.engine.kind} does not go on from: leave engine as it was, or start another "
             "run with model.path set to the model in its newest checkpoint"
         )
+    _check_adapters(config, before, run)
     return before
+
+
+def _check_adapters(config: RunConfig, before: RunConfig, run: RunDirectory) -> None:
+    """Refuse adapters that would be scaled otherwise, or go on upon other weights.
+
+    Checkpoints hold them alone. What a name on the hub stands for is not known here.
+    """
+    now, then = config.model, before.model
+    if now.lora is None or then.lora is None:
+        return
+    if now.lora.alpha / now.lora.rank != then.lora.alpha / then.lora.rank:
+        raise ConfigError(
+            f"{run.path} has adapters that are scaled by {then.lora.alpha:g} / {then.lora.rank}: "
+            "leave model.lora.alpha as it was"
+        )
+    here = all(Path(each.path).is_dir() for each in (now, then))
+    if here and "weights" in run.other_inputs(run_inputs(config)):
+        raise ConfigError(
+            f"{run.path} has adapters of other weights than {now.path} holds now: put back those "
+            "that it began with, or name them as model.path"
+        )
 
 
 def _verl_run(

@@ -1,6 +1,7 @@
 """Directories of adapters as models: merged into the model that they name, or one line."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,6 +175,29 @@ def test_a_checkpoint_upon_other_weights_is_another_policy(
     make_model(spread=0.4).save_pretrained(place / "base")
     names.append(inputs_name(str(place / "step"), {}))
     assert names[0] != names[1]
+
+
+def test_adapters_go_on_upon_the_weights_that_they_were_trained_upon(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, base, moved = tmp_path / "run", tmp_path / "base", tmp_path / "moved"
+    shutil.copytree(reach / "policy", base)
+    shutil.copytree(reach / "policy", moved)
+    learning = (f"model.path={base}", "model.lora={rank: 2}", "train.steps=1")
+    assert main(["train", *run_arguments(reach, run, *learning)]) == 0
+    before = (run / "config.yaml").read_text(), (run / "metrics.jsonl").read_text()
+    weights = "model.safetensors"
+    shutil.copy(reach / "untrained" / weights, base)
+    for change, says in (
+        ("train.steps=2", f"has adapters of other weights than {base} holds now"),
+        ("model.lora.alpha=5", "has adapters that are scaled by 32 / 2: leave model.lora.alpha"),
+    ):
+        capsys.readouterr()
+        assert main(["train", "--resume", str(run), change]) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1
+    assert before == ((run / "config.yaml").read_text(), (run / "metrics.jsonl").read_text())
+    assert main(["train", "--resume", str(run), "train.steps=2", f"model.path={moved}"]) == 0
 
 
 def test_without_peft_one_line_says_what_to_install(
