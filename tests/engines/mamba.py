@@ -54,7 +54,8 @@ def _slow_layer(layer, hidden_states, **_):
     read, _ = slow_delta_rule(*(part.transpose(1, 2) for part in parts), None, nothing)
     read = read.transpose(1, 2) + layer.D[:, None] * x
     read = read.flatten(2)
-    return layer.out_proj(layer.norm(read, gate) if hasattr(layer, "norm") else read * F.silu(gate))
+    has_norm = getattr(layer, "mamba_rms_norm", True)
+    return layer.out_proj(layer.norm(read, gate) if has_norm else read * F.silu(gate))
 
 
 def _forward(model, input_ids, **given):

@@ -69,7 +69,7 @@ def over_row(layer: Any, before: Recurrence, hidden_states: Tensor, **_: Any) ->
         decay = -layer.A_log.to(precise).exp() * step
         read = before.recall(query, key, step[..., None] * value, decay, None)
         read = (read + layer.D.to(precise)[:, None] * value).flatten(1)
-    if hasattr(layer, "norm"):
+    if getattr(layer, "mamba_rms_norm", True):  # Falcon-H1 may do without
         gated = layer.norm(read[None], gate[None]).view(1, -1, layer.intermediate_size)
     else:
         gated = (read * F.silu(gate.to(precise)))[None]
