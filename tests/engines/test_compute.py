@@ -189,6 +189,7 @@ def test_flash_attention_is_for_16_bits_and_heads_that_it_knows(monkeypatch):
     assert fits(64, torch.bfloat16, kind=Gemma2Config, attn_logit_softcapping=None)
     layers = {"layer_types": ["sliding_attention", "full_attention"]}
     assert not fits(64, torch.bfloat16, kind=Gemma4TextConfig, global_head_dim=512, **layers)
+    assert not fits(64, torch.bfloat16, per_layer_config={"1": {"head_dim": 512}})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not fits(64, torch.bfloat16)
 

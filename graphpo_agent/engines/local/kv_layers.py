@@ -45,7 +45,8 @@ def kv_layers(config: PretrainedConfig) -> list[KVLayer]:
     """Those of a language model that have keys and values of their own, as its config names them.
 
     Linear attention layers have none, and the last ``num_kv_shared_layers`` (Gemma 3n and 4) use
-    those of earlier ones.
+    those of earlier ones. What ``per_layer_config`` says of a layer counts before what is said of
+    all: Gemma 4's full attention in newer transformers.
 
     Raises:
         ModelError: there are none.
@@ -53,13 +54,14 @@ def kv_layers(config: PretrainedConfig) -> list[KVLayer]:
     values = config.to_dict()
     kinds = layer_kinds(config)
     kinds = kinds[: len(kinds) - (values.get("num_kv_shared_layers") or 0)]
-    kinds = [kind for kind in kinds if kind != "linear_attention"]
-    if not kinds or not hasattr(config, "num_attention_heads"):
+    layers = [(i, kind) for i, kind in enumerate(kinds) if kind != "linear_attention"]
+    if not layers or not hasattr(config, "num_attention_heads"):
         raise ModelError(
             f"model {config.name_or_path} ({config.model_type}) has no attention layers; use one "
             "with plain attention in every layer or in some"
         )
-    return [_layer(config, values, kind) for kind in kinds]
+    own = values.get("per_layer_config") or {}
+    return [_layer(config, values | own.get(str(i), {}), kind) for i, kind in layers]
 
 
 def widest_head(config: PretrainedConfig) -> int:
