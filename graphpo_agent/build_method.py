@@ -1,5 +1,7 @@
 """Configuration → method."""
 
+from typing import get_args
+
 from graphpo_agent.config_methods import (
     GraphPOMethod,
     MethodConfig,
@@ -15,7 +17,7 @@ from graphpo_agent.graph.credit import CreditOptions
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.methods.classes import CLASSES
 from graphpo_agent.methods.graphpo import GraphPO
-from graphpo_agent.methods.method import Method
+from graphpo_agent.methods.method import Method, Whiten
 from graphpo_agent.methods.prefix_pool import PoolOptions
 from graphpo_agent.methods.pros import Pros
 from graphpo_agent.methods.tree import tree
@@ -88,4 +90,10 @@ def build_method(config: MethodConfig) -> Method:
 def _own(config: OwnMethod) -> Method:
     parts = ("name", "merging", "needs_states", "whiten", "plan", "assign_credit")
     with errors_at("method.object"):
-        return constructed(config.object, parts)
+        method = constructed(config.object, parts)
+        if not isinstance(method.merging, MergeOptions):
+            raise ConfigError(f"merging is {method.merging!r:.40}, want MergeOptions, or UNMERGED")
+        if method.whiten not in get_args(Whiten):
+            known = " or ".join(get_args(Whiten))
+            raise ConfigError(f"whiten is {method.whiten!r:.40}, want {known}")
+    return method

@@ -62,6 +62,8 @@ def test_a_method_that_breaks_its_contract_is_one_line(
         ("{name: own}", "method.object: is missing"),
         (OWN[7:].replace("Median", "Mean"), "method.object: cannot find"),
         (OWN[7:].replace("group_size", "groups"), "method.object: graphpo_docs_mine:Median"),
+        (OWN[7:].replace("group_size: 4", "whiten: step"), "whiten is 'step', want none or batch"),
+        (OWN[7:].replace("group_size: 4", "merging: null"), "object: merging is None, want Merge"),
         (
             "{name: own, object: {class: 'graphpo_agent.types:SamplingParams'}}",
             "method.object: graphpo_agent.types:SamplingParams has no name, merging, needs_states",

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from numbers import Integral
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.equivalence import MergeOptions
 from graphpo_agent.graph.rollout_graph import RolloutGraph
 from graphpo_agent.graph.samples import TrainingSample, to_sample
-from graphpo_agent.methods.growth import Growth, Plan
+from graphpo_agent.methods.growth import Branch, Growth, Plan
 
 __all__ = [
     "UNMERGED",
@@ -20,6 +21,7 @@ __all__ = [
     "Whiten",
     "check_sizes",
     "credits_of",
+    "plan_of",
     "training_sample",
 ]
 
@@ -132,28 +134,85 @@ def check_sizes(method: str, *, least: int = 1, **counts: int | None) -> None:
             raise ConfigError(f"{method}: {name} is {count}, want at least {least}")
 
 
+def plan_of(method: Method, growth: Growth) -> Plan:
+    """What the method's ``plan`` says of a growing graph.
+
+    Raises:
+        ConfigError: it is no plan, or one of other nodes than the graph has.
+    """
+    plan, count = method.plan(growth), growth.graph.num_nodes
+    says = f"method {method.name}: plan returned"
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"{says} {plan!r:.60}, want a Plan")
+    if not isinstance(plan.branches, Sequence):
+        raise ConfigError(f"{says} {plan.branches!r:.60} as branches, want a list of them")
+    for branch in plan.branches:
+        if not (isinstance(branch, Branch) and _is_whole(branch.count)):
+            raise ConfigError(f"{says} {branch!r:.120}, want a Branch with a whole count")
+        if not _is_whole(branch.node, count):
+            raise ConfigError(f"{says} {branch!r:.120} for a graph of {count} nodes")
+    for node in plan.waiting:
+        if not _is_whole(node, count):
+            raise ConfigError(f"{says} {node!r:.60} as waiting for a graph of {count} nodes")
+    return plan
+
+
+def _is_whole(value: Any, below: float = np.inf) -> bool:
+    return isinstance(value, Integral) and 0 <= int(value) < below
+
+
 def credits_of(
     method: Method, graphs: Sequence[RolloutGraph], classes: Sequence[NDArray[np.int64]]
 ) -> list[Credit]:
     """What the method's ``assign_credit`` says of each graph.
 
     Raises:
-        ConfigError: it does not say one thing of each, or of other trajectories than its rows.
+        ConfigError: it does not say one thing of each, one that does not fit its graph, or one of
+            other trajectories than its rows.
     """
     credits = method.assign_credit(graphs, classes)
+    says = f"method {method.name}: assign_credit returned"
+    if not isinstance(credits, list):
+        raise ConfigError(f"{says} {type(credits).__name__}, want a list of credits")
     if len(credits) != len(graphs):
-        raise ConfigError(
-            f"method {method.name}: assign_credit returned {len(credits)} credits for "
-            f"{len(graphs)} graphs"
-        )
+        raise ConfigError(f"{says} {len(credits)} credits for {len(graphs)} graphs")
     for graph, credit in zip(graphs, credits, strict=True):
-        of_rows = credit.trajectory_advantages
-        if of_rows is not None and not _are_rows(credit.rows, graph.terminals, of_rows):
-            raise ConfigError(
-                f"method {method.name}: graph {graph.id}: trajectory_advantages want one number "
-                "for each terminal, and rows that are the terminals whose number is not NaN"
-            )
+        if not isinstance(credit, Credit):
+            raise ConfigError(f"{says} {credit!r:.60}, want a Credit")
+        misfit = _misfit(graph, credit)
+        if misfit is not None:
+            raise ConfigError(f"method {method.name}: graph {graph.id}: {misfit}")
     return credits
+
+
+def _misfit(graph: RolloutGraph, credit: Credit) -> str | None:
+    """What of a credit does not fit its graph."""
+    of_nodes = {"classes": credit.classes, "dropped": credit.dropped, **credit.columns}
+    sizes = {name: (values, graph.num_nodes) for name, values in of_nodes.items()}
+    sizes["untrained"] = (credit.untrained, len(graph.token_ids))
+    for name, (values, size) in sizes.items():
+        if values is not None and not _is_array(values, size):
+            return f"{name} want an array of {size} numbers"
+    terms = credit.advantages
+    of_edges = isinstance(terms, np.ndarray) and terms.ndim == 2
+    if not (of_edges and all(_is_array(term, graph.num_nodes) for term in terms)):
+        return f"advantages want an array of numbers, [num_terms, {graph.num_nodes}]"
+    of_rows = credit.trajectory_advantages
+    if of_rows is not None and not _are_rows(credit.rows, graph.terminals, of_rows):
+        return (
+            "trajectory_advantages want one number for each terminal, and rows that are the "
+            "terminals whose number is not NaN"
+        )
+    if np.isinf(terms).any() or (of_rows is not None and np.isinf(of_rows).any()):
+        return "an advantage is infinite"
+    return None
+
+
+def _is_array(values: Any, size: int) -> bool:
+    """Whether these are ``size`` numbers in a numpy array."""
+    if not isinstance(values, np.ndarray) or values.shape != (size,):
+        return False
+    return values.dtype.kind in "bfiu"
 
 
 def _are_rows(

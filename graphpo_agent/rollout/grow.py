@@ -14,13 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from graphpo_agent.errors import ConfigError
 from graphpo_agent.graph.budget import Budget, Ledger
 from graphpo_agent.graph.equivalence import MergeOptions, find_classes
 from graphpo_agent.graph.new_node import NewNode
 from graphpo_agent.graph.rollout_graph import RolloutGraph
-from graphpo_agent.methods.growth import Growth, Plan
-from graphpo_agent.methods.method import Method
+from graphpo_agent.methods.growth import Growth
+from graphpo_agent.methods.method import Method, plan_of
 from graphpo_agent.protocols import (
     Embedder,
     Expander,
@@ -260,7 +259,8 @@ class Grower:
         if tokens_left == 0:
             return []
         trajectories_left = budget.trajectories_left(one.graph)
-        plan = method.plan(
+        plan = plan_of(
+            method,
             Growth(
                 graph=one.graph,
                 reached=one.reached,
@@ -274,10 +274,8 @@ class Grower:
                 tokens_behind=lambda v: self.expander.tokens_left(policy, one.states[v]),
                 seed=derive_seed(*seed_parts, "plan"),
                 decode=lambda ids: policy.tokenizer.decode(ids),
-            )
+            ),
         )
-        if not isinstance(plan, Plan):
-            raise ConfigError(f"method {method.name}: plan returned {plan!r:.60}, want a Plan")
         one.memory = plan.memory
         one.reached = np.zeros(0, np.int64)
         one.ledger.saved += plan.saved

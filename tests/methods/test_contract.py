@@ -1,8 +1,10 @@
 """What every method must keep to: the budget, and how often it trains an edge."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from graphpo_agent.graph.samples import to_path_rows
 from graphpo_agent.methods import METHODS
 from graphpo_agent.methods.dapo import Dapo
 from graphpo_agent.methods.graphpo import GraphPO
+from graphpo_agent.methods.growth import Branch, Plan
 from graphpo_agent.methods.grpo import Grpo
 from graphpo_agent.methods.method import Method, credits_of, training_sample
 from graphpo_agent.methods.prm import Prm
@@ -68,6 +71,65 @@ def test_advantages_of_trajectories_belong_to_their_rows():
         credits(trajectory_advantages=np.array([0.5, np.nan, 0.5]))
     (credit,) = credits()
     assert credit.rows is not None and credit.rows.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"advantages": np.zeros(4)}, "advantages want an array of numbers, [num_terms, 4]"),
+        ({"advantages": np.zeros((1, 3))}, "advantages want an array of numbers, [num_terms, 4]"),
+        ({"advantages": [[0.0] * 4]}, "advantages want an array of numbers, [num_terms, 4]"),
+        ({"advantages": np.full((1, 4), None)}, "advantages want an array of numbers"),
+        ({"advantages": np.full((1, 4), np.inf)}, "an advantage is infinite"),
+        ({"classes": list(range(4))}, "classes want an array of 4 numbers"),
+        ({"columns": {"score": np.zeros(3)}}, "score want an array of 4 numbers"),
+        ({"untrained": np.zeros(1, np.bool_)}, "untrained want an array of 0 numbers"),
+    ],
+)
+def test_a_credit_that_does_not_fit_its_graph_is_refused(
+    changed: dict[str, Any], says: str
+) -> None:
+    graph = graph_from([None, 0, 0, 0], [None, None, 1.0, 0.0])
+
+    class Own(TreeRpo):
+        def assign_credit(self, graphs, classes):
+            found = super().assign_credit(graphs, classes)
+            return [replace(credit, **changed) for credit in found]
+
+    with pytest.raises(ConfigError, match=re.escape(f"method treerpo: graph g: {says}")):
+        credits_of(Own(schedule=(3,)), [graph], [np.arange(4)])
+
+
+@pytest.mark.parametrize("credits", [None, (credit for credit in ()), [None], [np.zeros((1, 4))]])
+def test_what_is_no_list_of_credits_is_refused(credits: Any) -> None:
+    class Own(Grpo):
+        def assign_credit(self, graphs, classes):
+            return credits
+
+    graph = graph_from([None, 0, 0, 0], [None, None, 1.0, 0.0])
+    with pytest.raises(ConfigError, match=r"method grpo: assign_credit returned .*, want a "):
+        credits_of(Own(2), [graph], [np.arange(4)])
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (None, "None, want a Plan"),
+        (Plan(Branch(0)), r"Branch\(node=0, .* as branches, want a list"),  # type: ignore[arg-type]
+        (Plan([0]), "0, want a Branch with a whole count"),  # type: ignore[list-item]
+        (Plan([Branch(0, 2.0)]), "count=2.0, .*, want a Branch"),  # type: ignore[arg-type]
+        (Plan([Branch(0, -1)]), "count=-1, .*, want a Branch"),
+        (Plan([Branch(1)]), r"Branch\(node=1, .*\) for a graph of 1 nodes"),
+        (Plan([Branch(0)], waiting=[7]), "7 as waiting for a graph of 1 nodes"),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_graph_is_refused(plan: Any, says: str) -> None:
+    class Own(Grpo):
+        def plan(self, growth):
+            return plan
+
+    with pytest.raises(ConfigError, match=f"method grpo: plan returned .*{says}"):
+        grown(Own(2))
 
 
 class Tokenizer:
