@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_documents
 from graphpo_agent.net.failures import CallFailed
 from graphpo_agent.net.parallel import in_threads
 from graphpo_agent.protocols import Retriever
@@ -50,9 +51,8 @@ def _checked(found: Sequence[list[Document]], name: str, count: int) -> Sequence
         raise ToolError(f"{name}.search returned {type(found).__name__}, no list of lists")
     if len(found) != count:
         raise ToolError(f"{name}.search returned {len(found)} lists for {count} queries")
-    for document in (each for documents in found for each in documents):
-        if not isinstance(document, Document):
-            raise ToolError(f"{name}.search found {document!r:.60}, which is no Document")
+    for documents in found:
+        check_documents(f"{name}.search", documents)
     return found
 
 

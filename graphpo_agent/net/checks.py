@@ -1,11 +1,17 @@
-"""Checks of the values that a configuration gives to a tool, a retriever or a service."""
+"""Checks of what a configuration gives to a tool, a retriever or a service, and what these find."""
 
 import math
+from collections.abc import Sequence
+from numbers import Real
 from urllib.parse import urlsplit
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.types import Document
 
-__all__ = ["check_address", "check_counts", "check_rate", "check_seconds"]
+__all__ = ["check_address", "check_counts", "check_documents", "check_rate", "check_seconds"]
+
+_FIELDS = {"id": str, "contents": str, "score": Real | None, "url": str | None}
+"""Of a document, and their types."""
 
 
 def check_address(url: str) -> str:
@@ -61,3 +67,24 @@ def check_rate(owner: str, per_second: object) -> None:
     """
     if per_second is not None:
         check_seconds(owner, per_second=per_second)
+
+
+def check_documents(owner: str, found: object) -> None:
+    """Let a sequence of documents pass.
+
+    Example: ``check_documents("Mine.search", [Document(7, "Oak")])`` raises ``Mine.search found
+    Document(id=7, contents='Oak', score=None, url=None): id is of type int``.
+
+    Raises:
+        ToolError: it is something else, or a field of a document is not what ``Document`` says.
+    """
+    if not isinstance(found, Sequence):
+        raise ToolError(f"{owner} found {found!r:.60}, want a list of Documents")
+    for document in found:
+        if not isinstance(document, Document):
+            raise ToolError(f"{owner} found {document!r:.60}, which is no Document")
+        for name, kind in _FIELDS.items():
+            value = getattr(document, name)
+            if not isinstance(value, kind):
+                kind_found = type(value).__name__
+                raise ToolError(f"{owner} found {document!r:.120}: {name} is of type {kind_found}")

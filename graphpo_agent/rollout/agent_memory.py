@@ -38,7 +38,11 @@ class AgentMemory:
 def recall(state: PathState) -> dict[str, Any]:
     """All of a state but its task, its tokens and its answer, as JSON values."""
     own = {"depth": state.depth, "response": state.response, "outages": state.outages}
-    return own | asdict(state.memory)
+    record = own | asdict(state.memory)
+    for document in record["documents_found"]:
+        if document["score"] is not None:
+            document["score"] = float(document["score"])  # of a retriever that counts with numpy
+    return record
 
 
 def recalled(root: PathState, record: Mapping[str, Any]) -> PathState:

@@ -20,12 +20,14 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 
 from graphpo_agent.errors import ToolError
+from graphpo_agent.net.checks import check_documents
 from graphpo_agent.net.workers import Workers
 from graphpo_agent.protocols import Policy, Tool
 from graphpo_agent.types import (
     OUTAGES,
     Completion,
     FailureKind,
+    Finding,
     SampleRequest,
     SamplingParams,
     ToolResult,
@@ -360,7 +362,7 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _check_tool_results(tool: Tool, results: Sequence[Any]) -> None:
-    """Raise ``ToolError`` unless a tool gave ``ToolResult``s."""
+    """Raise ``ToolError`` unless a tool gave ``ToolResult``s as they are to be."""
     name = type(tool).__name__
     for result in results:
         if not isinstance(result, ToolResult):
@@ -368,6 +370,14 @@ def _check_tool_results(tool: Tool, results: Sequence[Any]) -> None:
         if result.failure not in (None, *_FAILURES):
             known = ", ".join(_FAILURES)
             raise ToolError(f"{name}.run: failure {result.failure!r:.60} is none of {known}")
+        if not isinstance(result.text, str):
+            raise ToolError(f"{name}.run: text {result.text!r:.60} is no string")
+        if not isinstance(result.findings, Sequence):
+            raise ToolError(f"{name}.run: findings {result.findings!r:.60} are no list")
+        for finding in result.findings:
+            if not isinstance(finding, Finding):
+                raise ToolError(f"{name}.run found {finding!r:.60}, which is no Finding")
+            check_documents(f"{name}.run", finding.documents)
 
 
 def _check_results(function: Callable[[list[Any]], Any], results: Any, num_items: int) -> None:

@@ -5,6 +5,7 @@ import math
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,6 +173,13 @@ def test_what_is_recalled_of_a_state_is_all_that_it_remembers():
     root = make().start(policy, TASK)
     memory = AgentMemory(("a", "b"), (KARO, LITA), 2, 1, ("4", "9"))
     left = replace(root, depth=2, response="a\nb", outages=3, memory=memory)
+    assert recalled(root, json.loads(json.dumps(recall(left)))) == left
+
+
+def test_a_document_is_recalled_whatever_kind_of_number_its_score_is():
+    root = make().start(ScriptedPolicy(turns()), TASK)
+    found = (replace(KARO, score=np.float32(0.5)), replace(LITA, score=None))
+    left = replace(root, memory=AgentMemory(documents_found=found))
     assert recalled(root, json.loads(json.dumps(recall(left)))) == left
 
 

@@ -14,11 +14,12 @@ import pytest
 from graphpo_agent.errors import ToolError
 from graphpo_agent.rollout import scheduler as scheduler_module
 from graphpo_agent.rollout.scheduler import PolicyScheduler, complete
-from graphpo_agent.types import SampleRequest, SamplingParams, ToolResult
+from graphpo_agent.types import Document, Finding, SampleRequest, SamplingParams, ToolResult
 from tests.rollout.scripted import EOS, ScriptedPolicy, TokenContext
 
 SAMPLING = SamplingParams()
 PATIENCE = 20.0
+OAK = Finding("oak", (Document("1", "Oak"),))
 
 
 def policy_of(script=lambda context, seed: (65 + seed, EOS)):
@@ -255,6 +256,10 @@ def test_a_tool_whose_results_are_no_list_is_named(overlap, given):
     [
         ("x", "Strange.run returned 'x' for a call, want a ToolResult"),
         (ToolResult("x", failure="oops"), "Strange.run: failure 'oops' is none of bad_arguments,"),
+        (ToolResult(42), "Strange.run: text 42 is no string"),
+        (ToolResult(findings=OAK), "Strange.run: findings Finding.* are no list"),
+        (ToolResult(findings=OAK.documents), "Strange.run found Document.*, which is no Finding"),
+        (ToolResult(findings=(Finding("oak", ("Oak",)),)), "Strange.run found 'Oak', which is no"),
     ],
 )
 def test_a_result_that_is_none_is_told(overlap, result, says):

@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -157,6 +158,10 @@ def test_misconfiguration_and_bugs_are_not_hidden(error):
         ([[OAK]], "Strange.search returned 1 lists for 2 queries"),
         (None, "Strange.search returned NoneType, no list of lists"),
         ([["oak"], []], "Strange.search found 'oak', which is no Document"),
+        ([OAK, OAK], "Strange.search found Document.*, want a list of Documents"),
+        ([None, []], "Strange.search found None, want a list of Documents"),
+        ([[Document(7, "Oak")], []], "Strange.search found Document.*: id is of type int"),  # type: ignore[arg-type]
+        ([[replace(OAK, contents={})], []], "Document.*: contents is of type dict"),
     ],
 )
 def test_a_retriever_that_does_not_return_documents_is_named(found, says):
