@@ -1,7 +1,11 @@
 """What the parts of a run have counted (``Counting``): failures of services, verdicts of judges."""
 
 import threading
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
+from typing import Any
 
+from graphpo_agent.errors import ConfigError
 from graphpo_agent.protocols import Counting
 
 __all__ = ["Counts", "counts_of"]
@@ -11,9 +15,22 @@ def counts_of(*parts: object) -> dict[str, int]:
     """What those of some parts that count have counted so far.
 
     Example: ``counts_of(judge, None)`` is ``{"judge/correct": 7, "judge/failed": 0, …}``.
+
+    Raises:
+        ConfigError: a part's ``counts`` is no mapping from names to numbers.
     """
-    counting = [part.counts for part in parts if isinstance(part, Counting)]
-    return {name: count for counts in counting for name, count in counts.items()}
+    return dict(each for part in parts if isinstance(part, Counting) for each in _counts(part))
+
+
+def _counts(part: Counting) -> Iterator[tuple[str, Any]]:
+    """The names and numbers of one part, numpy's as Python's, which can be written."""
+    counts, owner = part.counts, f"{type(part).__name__}.counts"
+    if not isinstance(counts, Mapping):
+        raise ConfigError(f"{owner} is {counts!r:.60}, want a mapping from names to numbers")
+    for name, count in counts.items():
+        if not (isinstance(name, str) and isinstance(count, Real)):
+            raise ConfigError(f"{owner} holds {name!r:.40}: {count!r:.40}, want a name: a number")
+        yield name, int(count) if isinstance(count, Integral) else float(count)
 
 
 class Counts:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class StepScoring:
         scores = np.full(graph.num_nodes, np.nan)
         for leaf, of_steps in zip(leaves, found, strict=True):
             edges = self._edges(graph, leaf)
-            if len(of_steps) != len(edges) or any(s < 0.0 or s > 1.0 for s in of_steps):
+            if not _are_scores(of_steps, len(edges)):
                 raise RewardError(
                     f"task {rollout.task.id}: the step scorer returned {of_steps!r:.60} for "
                     f"{len(edges)} steps, want a score in [0, 1] of each"
@@ -78,3 +78,14 @@ class StepScoring:
         """The text that the policy sampled on an edge."""
         span = graph.span(v)
         return self.tokenizer.decode(graph.token_ids[span][graph.loss_mask[span]].tolist())
+
+
+def _are_scores(found: Any, count: int) -> bool:
+    """Whether these are so many scores in [0, 1] or NaN."""
+    try:
+        scores = np.asarray(found)
+    except ValueError:  # lists of different lengths
+        return False
+    if scores.shape != (count,) or scores.dtype.kind not in "bfiu":
+        return False
+    return not np.any((scores < 0.0) | (scores > 1.0))

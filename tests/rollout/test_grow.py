@@ -447,11 +447,14 @@ def test_graphs_are_scored_while_others_grow() -> None:
     assert all((each.graph.step_scores[each.graph.terminals] == 0.5).all() for each in found)
 
 
-@pytest.mark.parametrize("scores", [(1.5,), (-0.1,), (float("inf"),), (), (0.5, 0.5)])
-def test_step_scores_that_are_none_name_the_task(scores: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    "scores",
+    [[1.5], [-0.1], [float("inf")], [], [0.5, 0.5], 0.5, None, [None], ["0.5"], [[0.5], []]],
+)
+def test_step_scores_that_are_none_name_the_task(scores: Any) -> None:
     class Scorer:
         def score(self, responses: Sequence[SteppedResponse]) -> list[list[float]]:
-            return [list(scores) for _ in responses]
+            return [scores for _ in responses]
 
     with pytest.raises(RewardError, match=r"task walk-0: the step scorer .* for 1 steps, want"):
         scored(Scorer(), "response")
