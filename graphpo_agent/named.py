@@ -1,9 +1,12 @@
 """What a configuration names by import path: functions, and objects with their arguments."""
 
+import importlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from traceback import extract_tb
 from typing import Annotated, Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -13,7 +16,7 @@ from graphpo_agent.errors import ConfigError
 
 __all__ = ["callable_of", "check_constructible", "constructed"]
 
-
+_OF_IMPORTS = (__file__, importlib.__file__)
 _AS_IN_YAML = ConfigDict(arbitrary_types_allowed=True, strict=True)
 
 
@@ -56,7 +59,7 @@ def constructed(spec: Mapping[str, Any], parts: Sequence[str] = ()) -> Any:
     try:
         built = _named(spec["class"])(**arguments)
     except (TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()) + _raised_at(error)
         raise ConfigError(f"{spec['class']} cannot be built so: {reason}") from error
     missing = [part for part in parts if not hasattr(built, part)]
     if missing:
@@ -178,7 +181,25 @@ def _named(path: Any) -> Callable[..., Any]:
     try:
         value = getattr(import_module(module_name), name)
     except (ImportError, ValueError, TypeError, AttributeError, SyntaxError) as error:
-        raise ConfigError(f"cannot find {path!r} (module:name): {error}") from None
+        where = _raised_at(error) or _in_its_place(module_name)
+        raise ConfigError(f"cannot find {path!r} (module:name): {error}{where}") from None
     if not callable(value):
         raise ConfigError(f"{path!r} is no function or class")
     return value
+
+
+def _raised_at(error: Exception) -> str:
+    """Which line of a module that is named raised it, or led to it; empty: none did."""
+    for frame in extract_tb(error.__traceback__):
+        if frame.filename not in _OF_IMPORTS and not frame.filename.startswith("<frozen"):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
+
+
+def _in_its_place(module_name: str) -> str:
+    """Which file a module has, or the package that it is looked for in; empty: neither is there."""
+    for name in (module_name, module_name.partition(".")[0]):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            return f" ({name} is {file})"
+    return ""

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -64,6 +65,25 @@ def test_a_module_that_is_no_python_is_one_line(
     with pytest.raises(ConfigError, match="cannot find 'half_written:reward'") as caught:
         callable_of("half_written:reward", "task", "outcome")
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_module_itself_raises_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "own_reward_of_numpy.py"
+    module.write_text("import math\n\nPI = math.py\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(f"no attribute 'py' ({module}:3)")):
+        callable_of("own_reward_of_numpy:reward", "task", "outcome")
+    module.write_text("class Reward:\n    def __init__(self):\n        self.size = len(None)\n")
+    with pytest.raises(ConfigError, match=re.escape(f"has no len() ({module}:3)")):
+        constructed({"class": "own_reward_of_numpy:Reward"})
+
+
+def test_a_module_in_the_place_of_the_one_that_is_meant_is_named() -> None:
+    for path in ("tools.own:Tool", "tools:Tool"):  # of somebody's directory of the same name
+        with pytest.raises(ConfigError, match=r"\(tools is .*tools/__init__\.py\)"):
+            check_constructible({"class": path})
 
 
 def test_a_reward_is_a_function_or_an_object_that_is_called() -> None:
