@@ -1,5 +1,6 @@
 """Configuration → the engine, the grower, and what they are made of."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -283,9 +284,11 @@ def build_sampling(config: SamplingConfig) -> SamplingParams:
 def build_grower(config: RunConfig) -> Grower:
     """What grows the graphs of a run: its mode, state description and verifier."""
     describer, embedder = build_state(config.state)
+    with errors_at("reward"):
+        reward_fn = callable_of(config.reward, "task", "outcome")
     return Grower(
         expander=build_expander(config.mode),
-        reward_fn=callable_of(config.reward, "task", "outcome"),
+        reward_fn=reward_fn,
         describer=describer,
         embedder=embedder,
         truncated=config.truncated,
@@ -318,7 +321,7 @@ def check_named(config: RunConfig) -> None:
             check_constructible(config.state.chat)
     if isinstance(config.state, KeyState):
         with errors_at("state.function"):
-            callable_of(config.state.function, "state")
+            _check_callable(config.state.function, "state")
     if isinstance(config.method, PrmMethod):
         with errors_at("method.scorer"):
             check_constructible(config.method.scorer)
@@ -326,10 +329,15 @@ def check_named(config: RunConfig) -> None:
         with errors_at(f"trackers[{place}]"):
             check_constructible(tracker)
     with errors_at("reward"):
-        if isinstance(config.reward, str):
-            callable_of(config.reward, "task", "outcome")
-        else:
-            check_constructible(config.reward)
+        _check_callable(config.reward, "task", "outcome")
+
+
+def _check_callable(spec: str | Mapping[str, Any], *parameters: str) -> None:
+    """As ``callable_of``, as far as can be told without building anything."""
+    if isinstance(spec, str):
+        callable_of(spec, *parameters)
+    else:
+        check_constructible(spec)
 
 
 def build_expander(mode: SegmentMode | AgentMode) -> Expander:
@@ -359,7 +367,14 @@ def build_expander(mode: SegmentMode | AgentMode) -> Expander:
 
 def _tool(name: str, spec: Mapping[str, Any]) -> Tool:
     with errors_at(f"mode.tools.{name}"):
-        return constructed(spec, ("run", "name", "description", "schema"))
+        tool = constructed(spec, ("run", "name", "description", "schema"))
+        if not isinstance(tool.description, str):
+            raise ConfigError(f"{spec['class']}: description {tool.description!r:.40} is no text")
+        try:
+            json.dumps({**tool.schema})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{spec['class']}: schema is no JSON object: {error}") from None
+    return tool
 
 
 def _check_access(mode: AgentMode) -> None:

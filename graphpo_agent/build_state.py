@@ -11,7 +11,7 @@ from graphpo_agent.config_state import (
     TeiEmbedderConfig,
     TextState,
 )
-from graphpo_agent.errors import ConfigError
+from graphpo_agent.errors import ConfigError, errors_at
 from graphpo_agent.named import callable_of, constructed
 from graphpo_agent.net.embeddings import OpenAIEmbedder, TeiEmbedder
 from graphpo_agent.protocols import ChatModel, Embedder, StateDescriber
@@ -30,7 +30,8 @@ def build_state(state: StateConfig) -> tuple[StateDescriber, Embedder | None]:
 
 def _describer(state: StateConfig) -> StateDescriber:
     if isinstance(state, KeyState):
-        return KeyDescriber(callable_of(state.function, "state"))
+        with errors_at("state.function"):
+            return KeyDescriber(callable_of(state.function, "state"))
     if isinstance(state, SummaryState):
         return PolicySummary(max_summary_tokens=state.max_summary_tokens)
     if isinstance(state, FrozenSummaryState):

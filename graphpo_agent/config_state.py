@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from graphpo_agent.config_base import FilePath, ObjectConfig, Positive, Strict, Url
+from graphpo_agent.config_base import CallableConfig, FilePath, ObjectConfig, Positive, Strict, Url
 
 __all__ = [
     "DOCUMENTS_KEY",
@@ -72,8 +72,8 @@ class KeyState(Strict):
     """The environment knows its state: a function of the path gives the canonical key."""
 
     kind: Literal["key"]
-    function: str = DOCUMENTS_KEY
-    """``module:function`` from a ``PathState`` to a string or None; the default is an agent's."""
+    function: CallableConfig = DOCUMENTS_KEY
+    """From a ``PathState`` to a string or None; the default is an agent's."""
 
 
 class SummaryState(Strict):

@@ -20,6 +20,7 @@ from graphpo_agent.config_state import (
     EncoderEmbedderConfig,
     FrozenSummaryState,
     HashingEmbedderConfig,
+    KeyState,
     OpenAIEmbedderConfig,
     StateConfig,
     TeiEmbedderConfig,
@@ -33,7 +34,7 @@ from graphpo_agent.engines.local.options import (
     UpdateOptions,
 )
 from graphpo_agent.errors import ConfigError, ModelError
-from graphpo_agent.types import Message
+from graphpo_agent.types import Message, PathState
 from tests.net.servers import serving
 from tests.net.test_embeddings import openai_server, tei_server
 from tests.rollout.scripted import describe
@@ -211,6 +212,23 @@ def test_every_setting_of_a_state_reaches_what_describes_it(state: StateConfig, 
     (described,) = describe(describer, SILENT, [state_of(response="stuvwxyz")])
     assert described.text == text
     assert embedder is not None and embedder.embed([text]).shape == (1, 64)
+
+
+class Beginning:
+    """A state key with a setting."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __call__(self, state: PathState) -> str:
+        return state.response[: self._length]
+
+
+def test_a_state_key_may_be_an_object_with_settings() -> None:
+    function = {"class": f"{__name__}:Beginning", "length": 3}
+    describer, embedder = build_state(KeyState(kind="key", function=function))
+    (described,) = describe(describer, SILENT, [state_of(response="stuvwxyz")])
+    assert described.key == "stu" and embedder is None
 
 
 def test_what_is_no_chat_model_sums_nothing_up() -> None:

@@ -199,6 +199,16 @@ def test_what_only_an_agent_has_is_refused_in_segment_mode(
             "mode.tools.search.class=tests.worlds:AnyArguments",
             "mode.tools.search: tests.worlds:AnyArguments has no run, name",
         ),
+        ("mode.tools.search={class: 'tests.worlds:Noted'}", "Noted: schema is no JSON object: "),
+        (
+            "mode.tools.search={class: tests.worlds:Noted, schema: {}, description: null}",
+            "is no te",
+        ),
+        ("reward={class: 'tests.worlds:AnyArguments'}", "reward: 'tests.worlds:AnyArguments' can"),
+        (
+            "state={kind: key, function: {class: 'tests.worlds:AnyArguments'}}",
+            "state.function: 'tests.worlds:AnyArguments' cannot be called with (state)",
+        ),
         ("mode.tools.search.class=tests.worlds:Runs", "Runs has no name, description, schema"),
         ("mode.tools.search.retriever=books", "mode.tools.search: tools.search:SearchTool: retri"),
         ("mode.tools.search.topk=many", "topk is not valid: input should be a valid integer"),

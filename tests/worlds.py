@@ -142,6 +142,18 @@ class AnyArguments:
         pass
 
 
+class Noted:
+    """A tool whose note is what it is given; a class is no schema."""
+
+    name = "search"
+
+    def __init__(self, schema: Any = str, description: Any = "Finds.") -> None:
+        self.schema, self.description = schema, description
+
+    def run(self, calls: object) -> list[object]:
+        return []
+
+
 class Runs(AnyArguments):
     """It runs, and does not say as what."""
 
