@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from graphpo_agent.build import build_grower, build_policy, build_sampling, set_threads
 from graphpo_agent.build_method import build_method
@@ -34,6 +33,7 @@ from graphpo_agent.methods.graphpo import GraphPO
 from graphpo_agent.outputs import check_above
 from graphpo_agent.report.task_bar import TaskBar
 from graphpo_agent.types import Task
+from graphpo_agent.yaml_text import to_yaml
 
 __all__ = [
     "RUN_STATE",
@@ -229,7 +229,7 @@ def _named_states(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, text
             continue
         for own, value in read_yaml(Path(argument)).items():
-            yield str(own), yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)
+            yield str(own), to_yaml(value, braces=True)
 
 
 def _check_directory(out: Path) -> None:

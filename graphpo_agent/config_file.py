@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from graphpo_agent.config import RunConfig, SftConfig
 from graphpo_agent.errors import ConfigError
-from graphpo_agent.yaml_text import NotYaml, parse_yaml
+from graphpo_agent.yaml_text import NotYaml, parse_yaml, to_yaml
 
 __all__ = ["dump_config", "load_config", "read_yaml"]
 
@@ -64,7 +63,7 @@ def load_config(kind: type[ConfigT], path: str | Path, overrides: Sequence[str] 
 
 def dump_config(config: BaseModel) -> str:
     """The resolved configuration as YAML that ``load_config`` reads back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_yaml(config.model_dump(mode="json"))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

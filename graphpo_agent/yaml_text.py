@@ -1,11 +1,18 @@
-"""YAML text to plain values; whatever PyYAML makes of a mistake becomes one error with one line."""
+"""YAML text to plain values and back; PyYAML's account of a mistake becomes an error with one line.
 
+``1e-3`` is a number, as in YAML 1.2; to PyYAML by itself it is a text.
+"""
+
+import re
 from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, ScalarNode
 
-__all__ = ["NotYaml", "parse_yaml"]
+__all__ = ["NotYaml", "parse_yaml", "to_yaml"]
+
+_FLOAT = "tag:yaml.org,2002:float"
+_POWER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 
 
 class NotYaml(ValueError):
@@ -29,6 +36,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+class _Dumper(yaml.SafeDumper):
+    """``SafeDumper`` that quotes the texts that ``_Loader`` would take for numbers."""
+
+
+_Loader.add_implicit_resolver(_FLOAT, _POWER, list("-+.0123456789"))
+_Dumper.add_implicit_resolver(_FLOAT, _POWER, list("-+.0123456789"))
+
+
 def parse_yaml(text: str) -> Any:
     """The plain value that a text says.
 
@@ -45,3 +60,10 @@ def parse_yaml(text: str) -> Any:
         raise NotYaml("nested too deeply") from None
     except (AttributeError, KeyError):  # of PyYAML, where an explicit tag does not fit
         raise NotYaml("a value does not fit its tag") from None
+
+
+def to_yaml(value: Any, *, braces: bool = False) -> str:
+    """The text of a plain value that ``parse_yaml`` reads back, in lines or within ``braces``."""
+    return yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=braces
+    )

@@ -1,6 +1,6 @@
 import pytest
 
-from graphpo_agent.yaml_text import NotYaml, parse_yaml
+from graphpo_agent.yaml_text import NotYaml, parse_yaml, to_yaml
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,18 @@ def test_a_merged_mapping_may_say_a_key_again_and_keys_of_two_kinds_differ() -> 
     assert merged["c"] == {"x": 3, "y": 4}
     assert parse_yaml("{1: a, '1': b}") == {1: "a", "1": "b"}
     assert parse_yaml("") is None
+
+
+def test_a_power_of_ten_is_a_number_and_a_text_that_looks_like_one_comes_back() -> None:
+    assert parse_yaml("[1e-3, -2E4, 1.5e+2, .5e1, 1.e0]") == [0.001, -20000, 150, 5, 1]
+    texts = ["1e-3", "12e4", "e-3", "1e", "1e3x", "0x1e3"]
+    assert parse_yaml(to_yaml({"texts": texts, "number": 1e-05})) == {
+        "texts": texts,
+        "number": 1e-05,
+    }
+
+
+def test_a_value_within_braces_comes_back() -> None:
+    value = {"kind": "text", "embedder": {"model": "7e5", "sizes": [1, 0.5]}}
+    assert "\n" not in to_yaml(value, braces=True).strip() and parse_yaml(to_yaml(value)) == value
+    assert parse_yaml(to_yaml(value, braces=True)) == value
