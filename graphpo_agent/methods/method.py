@@ -187,11 +187,14 @@ def credits_of(
 
 def _misfit(graph: RolloutGraph, credit: Credit) -> str | None:
     """What of a credit does not fit its graph."""
-    of_nodes = {"classes": credit.classes, "dropped": credit.dropped, **credit.columns}
+    of_nodes = {"classes": credit.classes, **credit.columns}
     sizes = {name: (values, graph.num_nodes) for name, values in of_nodes.items()}
-    sizes["untrained"] = (credit.untrained, len(graph.token_ids))
+    if credit.dropped is not None:
+        sizes["dropped"] = (credit.dropped, graph.num_nodes)
+    if credit.untrained is not None:
+        sizes["untrained"] = (credit.untrained, len(graph.token_ids))
     for name, (values, size) in sizes.items():
-        if values is not None and not _is_array(values, size):
+        if not _is_array(values, size):
             return f"{name} want an array of {size} numbers"
     terms = credit.advantages
     of_edges = isinstance(terms, np.ndarray) and terms.ndim == 2

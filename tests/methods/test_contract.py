@@ -81,6 +81,7 @@ def test_advantages_of_trajectories_belong_to_their_rows():
         ({"advantages": [[0.0] * 4]}, "advantages want an array of numbers, [num_terms, 4]"),
         ({"advantages": np.full((1, 4), None)}, "advantages want an array of numbers"),
         ({"advantages": np.full((1, 4), np.inf)}, "an advantage is infinite"),
+        ({"classes": None}, "classes want an array of 4 numbers"),
         ({"classes": list(range(4))}, "classes want an array of 4 numbers"),
         ({"columns": {"score": np.zeros(3)}}, "score want an array of 4 numbers"),
         ({"untrained": np.zeros(1, np.bool_)}, "untrained want an array of 0 numbers"),
