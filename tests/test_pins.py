@@ -1,6 +1,7 @@
 """The versions of ``constraints.txt`` go together, also where torch comes from PyPI with CUDA."""
 
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,10 @@ def test_everything_is_there_in_the_pinned_versions(
     )
     assert done.returncode == 0, done.stderr
     assert torch in done.stdout.splitlines()
+
+
+def test_what_is_installed_tells_its_types() -> None:
+    """To a type checker of somebody's own package (PEP 561)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages and all((ROOT / package / "py.typed").is_file() for package in packages)
