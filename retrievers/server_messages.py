@@ -112,7 +112,8 @@ def dump(value: Any) -> bytes:
 
 
 def _scored(document: Document) -> dict[str, Any]:
-    return {"document": _bare(document), "score": document.score}
+    score = None if document.score is None else float(document.score)  # a numpy one, perhaps
+    return {"document": _bare(document), "score": score}
 
 
 def _bare(document: Document) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import requests
 
 from graphpo_agent.errors import DataError, GraphPOError, QuotaError
@@ -31,9 +32,13 @@ def documents(query: str, topk: int) -> list[Document]:
     count = int(query.split()[1]) if query.startswith("only ") else topk
     names = [f"{query} {rank}" for rank in range(min(count, topk))]
     return [
-        Document(name, f'"{name}"\ntext of {name}', 1.0 / (rank + 1), url=f"http://x/{rank}")
+        Document(name, f'"{name}"\ntext of {name}', _score(rank), url=f"http://x/{rank}")
         for rank, name in enumerate(names)
     ]
+
+
+def _score(rank: int) -> Any:
+    return np.float32(1.0 / (rank + 1))  # as a retriever has it that counts with numpy
 
 
 class Steered:
