@@ -62,7 +62,11 @@ def load_demonstrations(path: Path) -> list[Demonstration]:
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    """Write a task file that ``load_tasks`` reads back; whole or not at all."""
+    """Write a task file that ``load_tasks`` reads back; whole or not at all.
+
+    Raises:
+        DataError: with task and field, for a task that could not be read back.
+    """
     write_rows(path, (_task_row(task) for task in tasks))
 
 
@@ -152,12 +156,17 @@ def _demonstration(place: str, row: Mapping[str, Any]) -> Demonstration:
 
 
 def _task_row(task: Task) -> dict[str, Any]:
-    return {
+    answers = task.answers  # a text alone is no list of its characters
+    row: dict[str, Any] = {
         "id": task.id,
         "question": task.question,
-        "answers": list(task.answers),
+        "answers": answers if isinstance(answers, str) else list(answers),
         "metadata": dict(task.metadata),
     }
+    place = f"task {task.id!r:.60}"
+    _field(place, row, "id", str)
+    _task(place, row)
+    return row
 
 
 def _demonstration_row(demonstration: Demonstration) -> dict[str, Any]:

@@ -98,6 +98,22 @@ def test_what_is_written_is_read_back(tmp_path_factory, tasks):
     assert load_tasks(path) == tasks
 
 
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (Task("a", "q", "paris"), "task 'a': field 'answers' must be a list, found 'paris'"),  # type: ignore[arg-type]
+        (Task("a", "q", (7,)), "task 'a': field 'answers' must hold strings, found"),  # type: ignore[arg-type]
+        (Task(7, "q", ("x",)), "task 7: field 'id' must be a string, found 7"),  # type: ignore[arg-type]
+        (Task("a", " ", ("x",)), "task 'a': field 'question' must not be empty"),
+    ],
+)
+def test_a_task_that_could_not_be_read_back_is_not_written(tmp_path, task, says):
+    file = tmp_path / "tasks.jsonl"
+    with pytest.raises(DataError, match=says):
+        write_tasks(file, [Task("b", "q", ("x",)), task])
+    assert not file.exists()
+
+
 @given(demonstrations=demonstration_lists)
 def test_demonstrations_are_read_back(tmp_path_factory, demonstrations):
     path = tmp_path_factory.mktemp("demonstrations") / "demonstrations.jsonl"
