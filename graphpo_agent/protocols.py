@@ -330,7 +330,7 @@ class Retriever(Protocol):
 
 @runtime_checkable
 class Counting(Protocol):
-    """A part of a run that keeps count of what a reader of its metrics should know."""
+    """A verifier, state description, embedder or step scorer that keeps count for the metrics."""
 
     @property
     def counts(self) -> Mapping[str, int]:
