@@ -386,18 +386,12 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Shows a run's metrics elsewhere while it goes on.
-
-    What ``log`` and ``finish`` raise is told in a line and does not stop the run.
-    """
+    """Shows a run's metrics elsewhere; what ``log`` and ``finish`` raise stops nothing."""
 
     def start(self, run: Path, config: Mapping[str, Any], resumed: bool) -> str:
-        """Begin with a run, or go on with one; returns a line that says where to look.
+        """Begin with a run's directory and configuration; returns a line that says where to look.
 
-        Args:
-            run: its directory.
-            config: resolved, as in its ``config.yaml``.
-            resumed: it goes on; ``log`` is told the rows that it has kept once more.
+        A ``resumed`` run's ``log`` is told the rows that it has kept once more.
         """
         ...
 
