@@ -4,7 +4,12 @@ import platform
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from importlib import metadata
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +46,7 @@ _REQUIRED = {
     "jinja2": "reports",
     "pydantic": "configurations",
     "pyyaml": "configurations",
+    "packaging": "graphpo doctor",
     "rich": "progress",
     "tqdm": "progress",
 }
@@ -61,16 +67,16 @@ def doctor() -> int:
     table.add_column("found")
     table.add_column("needed for")
     missing: list[str] = []
+    bounds = _bounds()
     for package, purpose in _REQUIRED.items():
-        found = installed_version(package)
-        if found is None:
+        found, unfit = _found(package, bounds)
+        if unfit:
             missing.append(package)
         table.add_row(package, found or "missing", purpose)
     table.add_row("vllm", _vllm(), "train --engine vllm (optional)")
     for package, purpose in _OPTIONAL.items():
-        table.add_row(
-            package, installed_version(package) or "not installed", f"{purpose} (optional)"
-        )
+        found, _ = _found(package, bounds)
+        table.add_row(package, found or "not installed", f"{purpose} (optional)")
     table.add_row("sandbox", _sandbox(), "the python tool")
     table.add_row("python", platform.python_version(), "3.11 or newer")
     table.add_row("CPUs", str(usable_cpus()), "sampling and updates without a GPU")
@@ -81,6 +87,26 @@ def doctor() -> int:
     for package in missing:
         print(f"mend: {sys.executable} -m pip install -c constraints.txt {package}")
     return 2 if missing else 0
+
+
+def _bounds() -> dict[str, SpecifierSet]:
+    """The versions of other packages that this one was made for; none where it is not installed."""
+    try:
+        requirements = map(Requirement, metadata.requires("graphpo-agent") or ())
+    except metadata.PackageNotFoundError:
+        return {}
+    bounds: dict[str, SpecifierSet] = {}
+    for each in requirements:  # those of extras last
+        bounds.setdefault(canonicalize_name(each.name), each.specifier)
+    return bounds
+
+
+def _found(package: str, bounds: Mapping[str, SpecifierSet]) -> tuple[str | None, bool]:
+    """A package's version, with those that would do unless it does, and whether that is so."""
+    found, bound = installed_version(package), bounds.get(canonicalize_name(package))
+    if found is None or bound is None or bound.contains(found, prereleases=True):
+        return found, found is None
+    return f"{found}, wants {bound}", True
 
 
 def _vllm() -> str:

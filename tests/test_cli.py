@@ -135,6 +135,21 @@ def test_doctor_says_what_is_missing_and_which_vllm_is_there(
     assert told.splitlines()[-1].endswith(" -m pip install -c constraints.txt bm25s")
 
 
+def test_doctor_says_which_versions_would_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = importlib.metadata.version
+    old = {"transformers": "4.57.1", "peft": "0.15.0", "PyStemmer": "2.0.0"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or version(name))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["doctor"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    for package, found in old.items():
+        (line,) = (each for each in lines if f" {package} " in each)
+        assert f"{found}, wants " in line
+    assert [line.rpartition(" ")[2] for line in lines[-2:]] == ["transformers", "PyStemmer"]
+
+
 def test_doctor_says_that_a_torch_for_cpus_knows_no_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

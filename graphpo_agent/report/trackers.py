@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from graphpo_agent.atomic import write_atomically
 from graphpo_agent.errors import ConfigError
 from graphpo_agent.installed import installed_version
+from graphpo_agent.yaml_text import to_yaml
 
 __all__ = ["TensorBoard", "Wandb"]
 
@@ -38,7 +37,7 @@ class TensorBoard:
         if directory.exists():
             shutil.rmtree(directory)
         self._writer = SummaryWriter(str(directory))
-        lines = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).splitlines()
+        lines = to_yaml(dict(config)).splitlines()
         self._writer.add_text("config", "\n".join("    " + line for line in lines))
         return f"tensorboard --logdir {directory}"
 
