@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 _NOT_LEARNED = ("output", "threads")
-_NOT_GROWN = ("output", "threads", "outage_limit", "update", "train")
+_NOT_GROWN = ("output", "threads", "outage_limit", "update", "train", "trackers")
 _NOT_EVALUATED = (*_NOT_GROWN, "budget")
 """What of a configuration changes nothing in what a warm start, rollout or evaluation makes."""
 

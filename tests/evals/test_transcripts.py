@@ -42,7 +42,8 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     stop.unlink()
     told(capsys)
     # What changes nothing in an evaluation may be another.
-    assert main(arguments(reach, out, "budget.trajectories=3", "train.steps=9")) == 0
+    unused = ("budget.trajectories=3", "train.steps=9", "trackers=[{class: any:Thing}]")
+    assert main(arguments(reach, out, *unused)) == 0
     again = told(capsys)
     assert again.startswith(f"{len(finished)} of 8 tasks were finished before: {partial}\n")
     assert again.partition("\n")[2] == said
