@@ -123,10 +123,11 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
         ConfigError: a run is to go on with an engine that does not read its checkpoints.
     """
     set_threads(config.threads)
-    before = None if resume is None else _begun_with(config, resume)
+    if resume is not None:
+        _check_goes_on(config, resume)
     trackers = build_trackers(config.trackers)
     if isinstance(config.engine, VerlEngineConfig):
-        return _verl_run(config, before, resume, console, trackers)
+        return _verl_run(config, resume, console, trackers)
     path = resume or Path(config.output)
     title, budget = f"{config.method.name} → {path}", describe_budget(config)
     setup = prepare(config, lambda lines: console.tell([title, *lines, *budget]))
@@ -139,8 +140,8 @@ def train_run(config: RunConfig, resume: Path | None, console: RunConsole) -> Fi
     return _finished(run, config, after, model)
 
 
-def _begun_with(config: RunConfig, resume: Path) -> RunConfig:
-    """The configuration of a run that is to go on, whose checkpoints its engine can read."""
+def _check_goes_on(config: RunConfig, resume: Path) -> None:
+    """Raise ConfigError where these settings cannot go on from a run's checkpoints."""
     run = RunDirectory.existing(resume)
     before = load_config(RunConfig, run.config_path)
     through_verl = [isinstance(each.engine, VerlEngineConfig) for each in (before, config)]
@@ -150,8 +151,9 @@ def _begun_with(config: RunConfig, resume: Path) -> RunConfig:
             f"{config.engine.kind} does not go on from: leave engine as it was, or start another "
             "run with model.path set to the model in its newest checkpoint"
         )
+    if through_verl[0]:
+        check_resumed(config, before)
     _check_adapters(config, before, run)
-    return before
 
 
 def _check_adapters(config: RunConfig, before: RunConfig, run: RunDirectory) -> None:
@@ -165,7 +167,7 @@ def _check_adapters(config: RunConfig, before: RunConfig, run: RunDirectory) -> 
     if now.lora.alpha / now.lora.rank != then.lora.alpha / then.lora.rank:
         raise ConfigError(
             f"{run.path} has adapters that are scaled by {then.lora.alpha:g} / {then.lora.rank}: "
-            "leave model.lora.alpha as it was"
+            "leave model.lora as it was"
         )
     here = all(Path(each.path).is_dir() for each in (now, then))
     if here and "weights" in run.other_inputs(run_inputs(config)):
@@ -176,15 +178,9 @@ def _check_adapters(config: RunConfig, before: RunConfig, run: RunDirectory) -> 
 
 
 def _verl_run(
-    config: RunConfig,
-    before: RunConfig | None,
-    resume: Path | None,
-    console: RunConsole,
-    trackers: Sequence[Tracker],
+    config: RunConfig, resume: Path | None, console: RunConsole, trackers: Sequence[Tracker]
 ) -> FinishedRun:
     """``train_run`` through verl; its checkpoints are verl's own."""
-    if before is not None:
-        check_resumed(config, before)
     tasks = prepare_verl(config)
     path = resume or Path(config.output)
     console.tell([f"{config.method.name} → {path}", *tasks.told])

@@ -190,7 +190,7 @@ def test_adapters_go_on_upon_the_weights_that_they_were_trained_upon(
     shutil.copy(reach / "untrained" / weights, base)
     for change, says in (
         ("train.steps=2", f"has adapters of other weights than {base} holds now"),
-        ("model.lora.alpha=5", "has adapters that are scaled by 32 / 2: leave model.lora.alpha"),
+        ("model.lora.alpha=5", "has adapters that are scaled by 32 / 2: leave model.lora as"),
     ):
         capsys.readouterr()
         assert main(["train", "--resume", str(run), change]) == 2
