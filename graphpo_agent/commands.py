@@ -29,6 +29,7 @@ from graphpo_agent.memory import describe_budget, describe_memory
 from graphpo_agent.outputs import check_apart, check_output
 from graphpo_agent.partial_output import partial_output
 from graphpo_agent.protocols import Policy
+from graphpo_agent.report.checkpoints import read_progress
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.numbers import duration
 from graphpo_agent.report.run_dir import RunDirectory
@@ -98,6 +99,8 @@ def train(arguments: Sequence[str], resume: str | None, dry_run: bool) -> int:
             f"held-out accuracy {_percent(done.before)} → {_percent(after.accuracy)} "
             f"({after.num_trajectories} trajectories at the training temperature{left_out})"
         )
+    if done.best is not None:
+        print(f"best held-out accuracy {read_progress(done.best)['accuracy']:.1%}: {done.best}")
     print(f"report: {done.page}")
     return 0
 

@@ -297,6 +297,7 @@ class TrainConfig(Strict):
     eval_samples: Positive = 1
     checkpoint_every: Positive = 1
     keep_checkpoints: Positive = 2
+    """The newest ones; the one with the highest held-out accuracy is kept besides."""
 
     @model_validator(mode="after")
     def _ends(self) -> "TrainConfig":

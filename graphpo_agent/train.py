@@ -179,6 +179,7 @@ def train(
             after, metrics = _evaluate(config, setup, console, greedy=over)
             row |= metrics
             row["time/eval"] = time.monotonic() - started - progress.seconds  # since the update
+            progress = replace(progress, accuracy=metrics.get("eval/accuracy"))
         progress = replace(progress, seconds=time.monotonic() - started)
         row["time/seconds"] = progress.seconds
         run.log_metrics(row)

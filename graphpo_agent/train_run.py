@@ -59,12 +59,14 @@ class FinishedRun:
         page: the report.
         model: the model with its adapters merged; None for a run without adapters, whose model is
             its newest checkpoint.
+        best: the checkpoint with the highest held-out accuracy; None where none has one.
     """
 
     before: float
     after: Evaluation | None
     page: Path
     model: Path | None
+    best: Path | None
 
 
 def check_run(config: RunConfig) -> None:
@@ -254,7 +256,8 @@ def _finished(
 ) -> FinishedRun:
     steps, accuracies = read_run(run.path).metrics.defined("eval/accuracy")
     before = float(accuracies[0]) if len(steps) and steps[0] == 0 else math.nan
-    return FinishedRun(before, after, write_run_report(run, config), model)
+    page = write_run_report(run, config)
+    return FinishedRun(before, after, page, model, run.best_checkpoint())
 
 
 def write_run_report(run: RunDirectory, config: RunConfig) -> Path:

@@ -34,6 +34,7 @@ from graphpo_agent.engines.vllm_start import check_cpu_kernels, model_arguments
 from graphpo_agent.errors import ConfigError, ModelError, RunError, first_line
 from graphpo_agent.graph.step_id import split_step_id
 from graphpo_agent.installed import vllm_is_for_cpus
+from graphpo_agent.report.checkpoints import BestModel
 from graphpo_agent.report.console import RunConsole
 from graphpo_agent.report.run_dir import RunDirectory
 from graphpo_agent.report.tracking import Tail
@@ -272,7 +273,7 @@ def train_through_verl(
     model = config.model.path
     fields, serving = model_fields(stored_config(model)), model_arguments(model, device == "cpu")
     largest = _largest_weight(model) if device == "cpu" else 0
-    watch = _Watch(run.metrics_path, console, engine.patience_minutes * 60, going)
+    watch = _Watch(run, console, engine.patience_minutes * 60, going)
     try:
         launch(
             _composed(config, run.path, resume, fields, serving, left_out, largest),
@@ -287,14 +288,15 @@ def train_through_verl(
 
 
 class _Watch:
-    """Shows the rows of a run's log as they come, and ends a run that is stuck."""
+    """Shows the rows of a run's log as they come, keeps its best model, and ends it if stuck."""
 
     def __init__(
-        self, metrics: Path, console: RunConsole, patience: float, going: Callable[[], None]
+        self, run: RunDirectory, console: RunConsole, patience: float, going: Callable[[], None]
     ) -> None:
+        self._checkpoints, self._best = run.checkpoints_path, BestModel(run.best_path)
         self._console, self._patience = console, patience
         self._going: Callable[[], None] | None = going
-        self._rows = Tail(metrics, metrics.stat().st_size)
+        self._rows = Tail(run.metrics_path, run.metrics_path.stat().st_size)
         self._changed = time.monotonic()
 
     def __call__(self) -> None:
@@ -321,6 +323,10 @@ class _Watch:
             self._going = None
         for row in rows:
             self._console.step(row)
+            step, accuracy = int(row["step"]), row.get("eval/accuracy")
+            model = self._checkpoints / f"global_step_{step}/actor/huggingface"
+            if accuracy is not None and model.is_dir():
+                self._best.offer(step, accuracy, model)
         return True
 
 

@@ -45,6 +45,23 @@ def test_what_a_run_leaves(world: str, request: pytest.FixtureRequest, tmp_path:
     assert manifest["seed"] == 0 and manifest["versions"]["torch"]
 
 
+def test_the_checkpoint_of_the_best_evaluation_is_kept_and_told(
+    reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    more = ["train.steps=6", "train.eval_every=2", "train.keep_checkpoints=1"]
+    assert main(["train", *run_arguments(reach, run, *more, "update.learning_rate=1e-3")]) == 0
+    evaluated = {row["step"]: row["eval/accuracy"] for row in rows(run) if "eval/accuracy" in row}
+    del evaluated[0]  # of which there is no checkpoint
+    best = max(evaluated, key=evaluated.__getitem__)
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == [f"step-{step:06d}" for step in sorted({best, 6})]
+    path = run / f"checkpoints/step-{best:06d}"
+    assert f"best held-out accuracy {evaluated[best]:.1%}: {path}\n" in capsys.readouterr().out
+    progress = json.loads((path / "progress.json").read_text())
+    assert progress["accuracy"] == evaluated[best]
+
+
 @pytest.mark.parametrize(
     "state",
     [

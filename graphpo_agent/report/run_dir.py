@@ -42,6 +42,8 @@ class Progress:
     tasks_drawn: int = 0
     generated_tokens: int = 0
     seconds: float = 0.0
+    accuracy: float | None = None
+    """Held-out, where it was measured after this step."""
 
 
 class RunDirectory:
@@ -59,6 +61,7 @@ class RunDirectory:
         self.manifest_path = path / "manifest.json"
         self.checkpoints_path = path / "checkpoints"
         self._checkpoints = Checkpoints(self.checkpoints_path)
+        self.best_path = self.checkpoints_path / "best"  # of a run through verl
         # Verl's own file with the step of its newest checkpoint, written once that is complete.
         self.verl_newest_path = self.checkpoints_path / "latest_checkpointed_iteration.txt"
 
@@ -126,11 +129,11 @@ class RunDirectory:
         append_line(self.graphs_path, line)
 
     def save_checkpoint(self, progress: Progress, keep: int, save: Callable[[Path], None]) -> None:
-        """Write a checkpoint whole or not at all, then delete all but the ``keep`` newest.
+        """Write a checkpoint whole or not at all; the ``keep`` newest are kept, and the best.
 
         Args:
             progress: where the run stands.
-            keep: checkpoints to keep.
+            keep: checkpoints to keep besides that with the highest accuracy.
             save: writes a directory with weights and optimiser state, whole or not at all.
         """
         state = asdict(progress) | {
@@ -142,6 +145,10 @@ class RunDirectory:
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return self._checkpoints.whole()
+
+    def best_checkpoint(self) -> Path | None:
+        """The one with the highest held-out accuracy; None where none was measured."""
+        return self._checkpoints.best() or Checkpoints(self.best_path).best()
 
     def latest_checkpoint(self) -> Path:
         """The newest complete checkpoint."""

@@ -82,7 +82,7 @@ def test_complete_rows_are_shown_once_and_each_gives_patience_anew(
     run.metrics_path.write_text(row(0))  # shown by the run that ended
     now, begun, shown = [100.0], [], io.StringIO()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    watch = _Watch(run.metrics_path, RunConsole(shown), 60.0, lambda: begun.append(now[0]))
+    watch = _Watch(run, RunConsole(shown), 60.0, lambda: begun.append(now[0]))
 
     def steps() -> list[str]:
         return [line.split()[0] for line in shown.getvalue().splitlines() if "0.500" in line]

@@ -126,6 +126,9 @@ def test_two_steps_train_on_what_the_servers_drew(
     assert json.loads((run / "manifest.json").read_text())["seed"] == 0
     assert "kind: verl" in (run / "config.yaml").read_text()
     saved = run / "checkpoints/global_step_2/actor/huggingface/model.safetensors"
+    best = run / "checkpoints/best/step-000002"
+    assert (best / "model.safetensors").samefile(saved)
+    assert f"best held-out accuracy {rows[2]['eval/accuracy']:.1%}: {best}\n" in done.stdout
     before, after = load_file(world / "policy/model.safetensors"), load_file(saved)
     moved = {name: float(np.abs(after[name] - before[name]).max()) for name in before}
     assert max(moved.values()) > 1e-4
