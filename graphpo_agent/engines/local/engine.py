@@ -26,6 +26,7 @@ from graphpo_agent.engines.local.options import (
     OptimizerOptions,
     UpdateOptions,
 )
+from graphpo_agent.engines.local.out_of_memory import within_memory
 from graphpo_agent.engines.local.packing import PackedBatch, pack
 from graphpo_agent.engines.local.sampler import LocalPolicy
 from graphpo_agent.engines.local.token_data import (
@@ -101,6 +102,11 @@ class LocalEngine:
         copied = self._has_kl and not has_adapters(model)
         self._reference = copy.deepcopy(model).requires_grad_(False) if copied else None
 
+    @within_memory(
+        "the update",
+        "lower update.max_tokens_per_batch, or set update.gradient_checkpointing, "
+        "update.offload_optimizer or model.lora",
+    )
     def update(
         self,
         samples: Sequence[TrainingSample],
@@ -129,6 +135,7 @@ class LocalEngine:
 
         Raises:
             GraphError: log-probabilities of the rollout are asked for and missing.
+            ModelError: memory ran out.
         """
         options = self._updating
         assert options is not None, "this engine was made without UpdateOptions"
@@ -165,6 +172,7 @@ class LocalEngine:
         """Raise DataError where ``imitate`` would, for any of all that are to be learned."""
         check_demonstrations(demonstrations, self._tokenizer, self.policy.max_context_tokens)
 
+    @within_memory("a step", "lower max_tokens_per_batch or batch_size, or set model.lora")
     def imitate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """One supervised step: mean negative log-likelihood of the trained pieces' tokens.
 
@@ -174,6 +182,7 @@ class LocalEngine:
 
         Raises:
             DataError: a demonstration without prompt or trained piece, or longer than the context.
+            ModelError: memory ran out.
         """
         assert self._imitation is not None, "this engine was made without ImitationOptions"
         self._begin()

@@ -26,6 +26,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from graphpo_agent.engines.local.adapter_files import merge_adapters, under_adapters
 from graphpo_agent.engines.local.head import output_head
 from graphpo_agent.engines.local.language_model import freeze_other_parts
+from graphpo_agent.engines.local.out_of_memory import within_memory
 from graphpo_agent.engines.local.reach import context_limit
 from graphpo_agent.engines.tokenizer import HfTokenizer, check_model_directory
 from graphpo_agent.errors import ModelError, first_line, first_sentence
@@ -72,7 +73,7 @@ def load_model(
     Raises:
         ModelError: nothing there, unreadable, weights missing or quantized in another way, or a
             kind of model that the flat layout cannot express (see ``context_limit``); or the device
-            cannot be used.
+            cannot be used, or has too little memory.
         RunError: adapters are missing, damaged or belong to another model.
     """
     where = usable_device(device)
@@ -112,7 +113,8 @@ def load_model(
     _mend_generation(model)
     for directory in adapters:
         model = merge_adapters(model, directory)
-    model.to(where)  # pyright: ignore[reportArgumentType] (transformers types self away)
+    with within_memory("the model", "use one with fewer parameters, or another model.device"):
+        model.to(where)  # pyright: ignore[reportArgumentType] (transformers types self away)
     return model.eval()
 
 

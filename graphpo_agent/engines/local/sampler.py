@@ -30,6 +30,7 @@ from graphpo_agent.engines.local.drawing import StopFinder, check_finite, draw
 from graphpo_agent.engines.local.head import output_head, sampling_logits
 from graphpo_agent.engines.local.kernels import KERNELS
 from graphpo_agent.engines.local.language_model import language_model
+from graphpo_agent.engines.local.out_of_memory import within_memory
 from graphpo_agent.engines.local.paged_rows import PagedRows
 from graphpo_agent.engines.local.probe import kv_shape, state_shape
 from graphpo_agent.engines.local.reach import context_limit
@@ -159,11 +160,12 @@ class LocalPolicy:
         return self._tickets
 
     @torch.inference_mode()
+    @within_memory("sampling", "lower engine.max_batch_gib, or train.prompts_per_step")
     def advance(self) -> list[tuple[int, Completion]]:
         """One forward pass, one more token of every running continuation; what ended.
 
         Raises:
-            ModelError: the logits are not finite.
+            ModelError: the logits are not finite, or memory ran out.
         """
         self._admit()
         if self._columns:
