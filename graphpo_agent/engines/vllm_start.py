@@ -18,6 +18,7 @@ from graphpo_agent.engines.local.kv_layers import widest_head
 from graphpo_agent.engines.local.linear_attention import conv_width
 from graphpo_agent.engines.local.model import model_config, stored_config
 from graphpo_agent.engines.local.reach import longest_context
+from graphpo_agent.engines.ports import own_port
 from graphpo_agent.errors import ConfigError, GraphPOError
 from graphpo_agent.installed import vllm_is_for_cpus
 
@@ -208,7 +209,7 @@ def _check_head_size(model_name: str, config: PretrainedConfig) -> None:
 @contextmanager
 def _quiet_start() -> Iterator[None]:
     """Set vLLM's environment; drop its chatter; put back what it changes around itself."""
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(_ENVIRONMENT, VLLM_PORT=str(own_port()))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     preload, set_num_threads = os.environ.get("LD_PRELOAD"), torch.set_num_threads
     excepthook = sys.excepthook

@@ -23,6 +23,7 @@ from graphpo_agent.engines.local.lora import LoraOptions, add_adapters
 from graphpo_agent.engines.local.model import load_model
 from graphpo_agent.engines.local.options import ImitationOptions, OptimizerOptions
 from graphpo_agent.engines.local.sampler import LocalPolicy
+from graphpo_agent.engines.ports import PORTS
 from graphpo_agent.engines.tokenizer import HfTokenizer
 from graphpo_agent.engines.vllm import VllmEngine, VllmPolicy
 from graphpo_agent.engines.vllm_start import VllmOptions
@@ -122,6 +123,13 @@ def test_it_draws_what_the_local_sampler_draws_with_the_models_logprobs(
         prompt = prompts[i // len(seeds)]
         assert completion.context.num_tokens == len(prompt) + len(completion.token_ids)
         assert distance(model, prompt, completion, sampling.temperature or 1.0) < 1e-4
+
+
+def test_it_meets_where_no_connection_is_made(policy: VllmPolicy) -> None:
+    store: Any = torch.distributed.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    assert store.port in PORTS
 
 
 def test_a_completion_does_not_depend_on_its_batch(policy: VllmPolicy) -> None:

@@ -10,15 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from graphpo_agent.engines.ports import own_port
 from graphpo_agent.engines.verl.nodes import check_nodes
 from graphpo_agent.errors import ConfigError, GraphPOError, RunError
 
 __all__ = [
     "SEE_LOG",
+    "begin_process",
     "cause_of",
     "check_answers",
     "compose",
-    "enter_directory",
     "environment",
     "is_installed",
     "launch",
@@ -160,11 +161,13 @@ def environment(device: str, kv_cache_gib: float, shares_prefixes: bool) -> dict
     return variables
 
 
-def enter_directory() -> None:
-    """Go to where the run was started, if that is there: its paths are meant from there.
+def begin_process() -> None:
+    """Give vLLM a port of this process's own, and go to where the run was started.
 
-    A process of a cluster that ran already begins where ``ray start`` was called.
+    Its paths are meant from there, if that is there; a process of a cluster that ran already begins
+    where ``ray start`` was called.
     """
+    os.environ["VLLM_PORT"] = str(own_port())
     directory = os.environ[_DIRECTORY]
     if os.path.isdir(directory):
         os.chdir(directory)
@@ -248,7 +251,7 @@ def _start_ray(address: str | None, gpus: int | None, variables: dict[str, str])
     if address is None:
         cluster = {"address": "local", "num_cpus": _CPUS, "num_gpus": gpus}
         cluster["include_dashboard"] = False
-    entered = {"worker_process_setup_hook": f"{__name__}.{enter_directory.__name__}"}
+    entered = {"worker_process_setup_hook": f"{__name__}.{begin_process.__name__}"}
     try:
         ray.init(
             **cluster,

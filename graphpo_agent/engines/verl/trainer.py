@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import SystemRandom
 from statistics import fmean
 from typing import Any
 
@@ -28,6 +27,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from graphpo_agent.engines.local.loss import mismatch_weights
 from graphpo_agent.engines.local.metrics import mismatch
 from graphpo_agent.engines.minibatches import minibatches
+from graphpo_agent.engines.ports import PORTS, own_port
 from graphpo_agent.engines.verl.layout import place_rows
 from graphpo_agent.engines.verl.log import RunLog, step_metrics
 from graphpo_agent.engines.verl.loop import advantage_field
@@ -41,8 +41,6 @@ __all__ = ["TRAINER", "GraphTrainer", "meeting_apart"]
 TRAINER = "graphpo"
 _POLL_SECONDS = 0.05
 _PARTITION = "train"
-_MEETING_PORTS = 20_000, 32_768
-"""Between Ray's and those of connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +67,11 @@ _NOTHING = _Update(0, 0, {}, 0)
 def meeting_apart() -> Iterator[None]:
     """Worker groups that are made in the ``with`` block meet at a port of their own.
 
-    verl would take one of those that Linux gives to connections, and while the workers start
-    another process may be given the same.
+    verl would take one that Linux gives to connections.
     """
     maker: Any = trainer_base
-    group, first = maker.RayWorkerGroup, SystemRandom().randrange(*_MEETING_PORTS)
-    maker.RayWorkerGroup = partial(group, master_port_range=[first, _MEETING_PORTS[1]])
+    group = maker.RayWorkerGroup
+    maker.RayWorkerGroup = partial(group, master_port_range=[own_port(), PORTS.stop])
     try:
         yield
     finally:

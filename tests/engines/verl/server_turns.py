@@ -20,7 +20,7 @@ from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.model import model_config
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.engines.verl.launch import compose, environment
+from graphpo_agent.engines.verl.launch import begin_process, compose, environment
 from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
 from graphpo_agent.engines.verl.settings import verl_settings
 from tests.engines.turns import draw_turns
@@ -39,7 +39,9 @@ def main(model: str, out: str) -> None:
     # A prompt takes several passes.
     settings |= {f"{rollout}.max_num_seqs": 8, f"{rollout}.max_num_batched_tokens": 8}
     variables = environment("cpu", 1.0, shares_prefixes=False)
-    ray.init("local", num_gpus=1, include_dashboard=False, runtime_env={"env_vars": variables})
+    begun = {"worker_process_setup_hook": f"{begin_process.__module__}.{begin_process.__name__}"}
+    runtime = {"env_vars": variables} | begun
+    ray.init("local", num_gpus=1, include_dashboard=False, runtime_env=runtime)
     client: Any = LLMServerManager.create(compose(settings, [])).get_client()
 
     async def generate(token_ids: list[int], sampling: dict[str, Any]) -> Drawn:

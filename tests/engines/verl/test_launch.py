@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from graphpo_agent.engines.ports import PORTS
 from graphpo_agent.engines.verl import launch as launching
 from graphpo_agent.engines.verl.launch import environment, launch
 from graphpo_agent.errors import RunError, ToolError
@@ -28,7 +29,7 @@ def runner() -> Any:
     @ray.remote(num_cpus=0)
     class Runner:
         def run(self, config: dict[str, str]) -> None:
-            Path(config["said"]).write_text(os.getcwd())
+            Path(config["said"]).write_text(f"{os.getcwd()} {os.environ['VLLM_PORT']}")
             names = {"name": "TransferQueueController", "namespace": "transfer_queue"}
             Queue.options(**names, lifetime="detached").remote()
 
@@ -56,7 +57,8 @@ def test_a_cluster_is_entered_where_the_run_is_and_holds_one_at_a_time(
         start("README.md", "gone/away")
     assert not said.exists()
     start("README.md", str(tmp_path))
-    assert said.read_text() == str(ROOT)
+    directory, port = said.read_text().split()
+    assert directory == str(ROOT) and int(port) in PORTS
     said.unlink()
     with pytest.raises(RunError, match="a run through verl is on this Ray cluster"):
         start()
