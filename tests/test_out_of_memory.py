@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from graphpo_agent.cli import main
 from graphpo_agent.types import Outcome, Task
 from tests.runs import rows
-from tests.worlds import length_reward, run_arguments, sft_overrides
+from tests.worlds import ROOT, length_reward, run_arguments, sft_overrides
 
 armed = False
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB" + (
@@ -80,7 +80,7 @@ def test_a_warm_start_says_so_too(
     global armed
     learns.append(True)
     armed = True
-    config = str(Path(__file__).parent.parent / "configs/toy/reach_sft.yaml")
+    config = str(ROOT / "configs/toy/reach_sft.yaml")
     assert main(["sft", config, *sft_overrides(reach), f"output={tmp_path / 'model'}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("graphpo: no memory is left for a step: ")

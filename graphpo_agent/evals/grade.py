@@ -16,7 +16,7 @@ A row becomes ``{"id", "score": float|null, "extracted": str|null, "status", "de
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class GradeSummary:
     statuses: Mapping[GradeStatus, int]
 
 
-_METADATA = ("aug_answers", "unanswerable", "tests")
+_METADATA = ("aug_answers", "unanswerable")
 _AT_ONCE = 16
 """Transcripts in memory, requests to a judge, programs that wait for their turn."""
 
@@ -127,10 +127,12 @@ def _transcripts(kind: str, path: Path) -> Iterator[Transcript]:
         empty = False
         if kind in JUDGED and "question" not in row:
             raise DataError(f"{place}: field 'question' is missing")
-        transcript = _transcript(place, {"gold": [], **row} if kind == "code" else row)
         if kind == "code":
-            _check_tests(place, transcript)
-        elif transcript.gold == () and not transcript.metadata.get("unanswerable"):
+            transcript = _transcript(place, {"gold": [], **row})
+            yield replace(transcript, tests=_tests(place, row))
+            continue
+        transcript = _transcript(place, row)
+        if transcript.gold == () and not transcript.metadata.get("unanswerable"):
             raise DataError(f"{place}: field 'gold' must not be empty")
         yield transcript
     if empty:
@@ -140,7 +142,7 @@ def _transcripts(kind: str, path: Path) -> Iterator[Transcript]:
 def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
     identifier = _field(place, row, "id", "a string or whole number", str, int)
     gold = _field(place, row, "gold", "a string or a list of strings", str, list)
-    about = _field(place, {"metadata": {}, **row}, "metadata", "an object", dict) | row
+    about = _about(place, row)
     metadata = {name: about[name] for name in _METADATA if about.get(name) is not None}
     for one in gold if isinstance(gold, list) else ():
         if not isinstance(one, str):
@@ -160,14 +162,19 @@ def _transcript(place: str, row: Mapping[str, Any]) -> Transcript:
     )
 
 
-def _check_tests(place: str, transcript: Transcript) -> None:
-    packed = transcript.metadata.get("tests")
+def _about(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the row says of the task, in its ``metadata`` or beside it."""
+    return _field(place, {"metadata": {}, **row}, "metadata", "an object", dict) | row
+
+
+def _tests(place: str, row: Mapping[str, Any]) -> ProgramTests:
+    packed = _about(place, row).get("tests")
     if packed is None:
         raise DataError(f"{place}: field 'metadata.tests' is missing")
     if not isinstance(packed, str):
         raise DataError(f"{place}: field 'metadata.tests' must be a string, found {packed!r:.40}")
     try:
-        ProgramTests.unpacked(packed)
+        return ProgramTests.unpacked(packed)
     except DataError as error:
         raise DataError(f"{place}: field 'metadata.tests': {error}") from None
 

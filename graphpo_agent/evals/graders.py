@@ -60,7 +60,10 @@ class Transcript:
 
     question: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Those of the task that the row has: ``aug_answers``, ``unanswerable``, ``tests``."""
+    """Those of the task that the row has: ``aug_answers``, ``unanswerable``."""
+
+    tests: ProgramTests | None = None
+    """What a program is run on."""
 
     marked: tuple[str | None, ...] = ()
     """What ``graphpo eval`` took for the answer; empty in other rows."""
@@ -222,7 +225,7 @@ def _judge(kind: str, options: GradeOptions) -> Judge:
 
 def _by_asearcher(transcript: Transcript) -> Grade:
     """ASearcher's reward with F1; turns are the row's, or what stands between its information."""
-    (answer,) = transcript.marked or (_last_answer(transcript.response),)
+    answer = _marked(transcript)
     turns = transcript.turns or tuple(_INFORMATION.split(transcript.response))
     task = Task(str(transcript.id), "", transcript.golds, transcript.metadata)
     score = ASearcherReward()(task, Outcome(transcript.response, answer, turns))
@@ -263,8 +266,7 @@ def _by_judge(transcript: Transcript, judge: Judge, answer: str | None) -> Grade
 
 
 def _by_math(transcript: Transcript, reward: MathReward, bare: bool) -> Grade:
-    (marked,) = transcript.marked or (_last_answer(transcript.response),)
-    answer = transcript.response if bare else marked
+    answer = transcript.response if bare else _marked(transcript)
     verdict = reward.verdict(stated(Outcome(transcript.response, answer)), transcript.golds)
     named: dict[str, GradeStatus] = {"unanswered": "no_answer", "timeout": "timeout"}
     status = named.get(verdict.status, "ok")
@@ -285,8 +287,8 @@ def _by_choice(transcript: Transcript, bare: bool) -> Grade:
 
 def _by_tests(transcript: Transcript, reward: CodeReward, bare: bool) -> Grade:
     text = _stated_text(transcript, bare)
-    tests = ProgramTests.unpacked(transcript.metadata["tests"])
-    found = reward.status(f"```\n{text}\n```" if bare else text, tests)
+    assert transcript.tests is not None
+    found = reward.status(f"```\n{text}\n```" if bare else text, transcript.tests)
     named: dict[str, GradeStatus] = {"no_program": "no_answer", "timeout": "timeout"}
     program = text if bare else last_program(text)
     return Grade(float(found == "passed"), program, named.get(found, "ok"), {"tests": found})
@@ -294,8 +296,13 @@ def _by_tests(transcript: Transcript, reward: CodeReward, bare: bool) -> Grade:
 
 def _stated_text(transcript: Transcript, bare: bool) -> str:
     """Where to look: in a marked answer alone, else in all of the response."""
-    (marked,) = transcript.marked or (_last_answer(transcript.response),)
+    marked = _marked(transcript)
     return transcript.response if bare or marked is None else marked
+
+
+def _marked(transcript: Transcript) -> str | None:
+    """What an evaluation took for the answer, or the last element of the response."""
+    return transcript.marked[0] if transcript.marked else _last_answer(transcript.response)
 
 
 def _given_answer(transcript: Transcript, bare: bool) -> str | None:

@@ -23,6 +23,7 @@ __all__ = [
     "environment",
     "is_installed",
     "launch",
+    "runtime_environment",
     "validate",
 ]
 
@@ -161,6 +162,12 @@ def environment(device: str, kv_cache_gib: float, shares_prefixes: bool) -> dict
     return variables
 
 
+def runtime_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    """What Ray is told of all processes of a run: their variables, and how each begins."""
+    begins = f"{__name__}.{begin_process.__name__}"
+    return {"env_vars": dict(variables), "worker_process_setup_hook": begins}
+
+
 def begin_process() -> None:
     """Give vLLM a port of this process's own, and go to where the run was started.
 
@@ -251,11 +258,10 @@ def _start_ray(address: str | None, gpus: int | None, variables: dict[str, str])
     if address is None:
         cluster = {"address": "local", "num_cpus": _CPUS, "num_gpus": gpus}
         cluster["include_dashboard"] = False
-    entered = {"worker_process_setup_hook": f"{__name__}.{begin_process.__name__}"}
     try:
         ray.init(
             **cluster,
-            runtime_env={"env_vars": variables} | entered,
+            runtime_env=runtime_environment(variables),
             logging_level=logging.ERROR,
             log_to_driver=bool(os.environ.get("GRAPHPO_RAY_LOG")),
         )

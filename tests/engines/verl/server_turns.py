@@ -20,7 +20,7 @@ from graphpo_agent.config_file import load_config
 from graphpo_agent.engines.local.drawing import StopFinder
 from graphpo_agent.engines.local.model import model_config
 from graphpo_agent.engines.tokenizer import HfTokenizer
-from graphpo_agent.engines.verl.launch import begin_process, compose, environment
+from graphpo_agent.engines.verl.launch import compose, environment, runtime_environment
 from graphpo_agent.engines.verl.policy import Drawn, ServerPolicy
 from graphpo_agent.engines.verl.settings import verl_settings
 from tests.engines.turns import draw_turns
@@ -38,9 +38,7 @@ def main(model: str, out: str) -> None:
     settings |= {f"{rollout}.nnodes": 1, f"{rollout}.n_gpus_per_node": 1}  # without a trainer
     # A prompt takes several passes.
     settings |= {f"{rollout}.max_num_seqs": 8, f"{rollout}.max_num_batched_tokens": 8}
-    variables = environment("cpu", 1.0, shares_prefixes=False)
-    begun = {"worker_process_setup_hook": f"{begin_process.__module__}.{begin_process.__name__}"}
-    runtime = {"env_vars": variables} | begun
+    runtime = runtime_environment(environment("cpu", 1.0, shares_prefixes=False))
     ray.init("local", num_gpus=1, include_dashboard=False, runtime_env=runtime)
     client: Any = LLMServerManager.create(compose(settings, [])).get_client()
 
